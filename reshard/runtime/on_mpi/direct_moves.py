@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from reshard.lower.to_mpi import MoveForm, fetches_by_rank, ranks_of_seats, serv
 from reshard.lower.to_mpi.tile_blocks import Blocks, pack_block
 from reshard.plans.plan import Plan
 from reshard.runtime.on_mpi.copies.copy_order import NEAR, Order, list_copy_steps, order_copies
-from reshard.runtime.on_mpi.copies.stream_copy import CopyTable
 from reshard.runtime.on_mpi.copies.strided_copy import (
     Array,
     TileCopies,
@@ -47,7 +46,7 @@ STAGING = 16 << 20
 """Bytes that messages between nodes may stage in each direction, unless a budget allows less."""
 
 
-Tables = dict[Hashable, CopyTable]
+Tables = dict[Hashable, Any]
 
 Share = tuple[int, int]
 """How much of each message is packed: so many of so many elements, from its beginning on."""
@@ -67,8 +66,8 @@ class Direct:
     order: Order
     messages: Messages
     reading: dict[Hashable, Sequence[_RemoteRuns]] = field(default_factory=dict[Hashable, "Sequence[_RemoteRuns]"])
-    pulling: Tables = field(default_factory=dict[Hashable, CopyTable])
-    unpacking: Tables = field(default_factory=dict[Hashable, CopyTable])
+    pulling: Tables = field(default_factory=dict[Hashable, Any])
+    unpacking: Tables = field(default_factory=dict[Hashable, Any])
     shares: dict[Share, tuple[Direct, Direct]] = field(default_factory=dict[Share, "tuple[Direct, Direct]"])
 
     @cached_property
@@ -86,7 +85,7 @@ class Direct:
         """Whether there are no messages, at which the rank would look between copies."""
         return not self.messages.sends.chunks and not self.messages.receives.chunks
 
-    @property
+    @cached_property
     def pulled(self) -> int:
         """Elements that this rank receives from other ranks of its node."""
         return sum(block.elements for _, blocks in self.pulls for block in blocks)
@@ -221,7 +220,7 @@ class Pushes:
 
     blocks: tuple[tuple[int, Blocks], ...]
     order: Order
-    pushing: Tables = field(default_factory=dict[Hashable, CopyTable])
+    pushing: Tables = field(default_factory=dict[Hashable, Any])
 
 
 @lru_cache(maxsize=256)
@@ -257,7 +256,7 @@ class NodePacking:
     blocks: Blocks
     starts: dict[int, int]
     order: Order
-    packing: Tables = field(default_factory=dict[Hashable, CopyTable])
+    packing: Tables = field(default_factory=dict[Hashable, Any])
 
 
 @lru_cache(maxsize=256)

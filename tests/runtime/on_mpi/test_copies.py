@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.runtime.on_mpi.copies import copy_order, stream_copy, strided_copy
-from reshard.runtime.on_mpi.copies.copy_order import fuse_copies
+from reshard.runtime.on_mpi.copies.copy_order import MANY_BLOCKS, fuse_copies
 from reshard.runtime.on_mpi.copies.stream_copy import (
     LARGE,
     SWITCH,
@@ -43,6 +43,47 @@ def test_raw_words_have_the_bytes_of_the_elements(dtype: str):
     assert words.dtype.itemsize == elements.dtype.itemsize
     assert words.tobytes() == elements.tobytes()
     assert np.shares_memory(words, elements)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_very_many_short_runs_are_copied_by_index(seed: int):
+    """Runs of equal and other lengths, with and without gaps, of one axis or two, in order on neither side, or one."""
+    choose = random.Random(seed)
+    unit, shuffled, rows = choose.choice([1, 2, 8]), seed % 2, choose.choice([1, 1, 3])
+    lengths = [unit * choose.randint(1, 4 if seed % 3 else 1) for _ in range(choose.choice([64, 300]))]
+    places: list[list[int]] = []
+    for gaps in (seed % 5 < 3, seed % 7 < 3):
+        order, at = list(range(len(lengths))), 0
+        choose.shuffle(order) if shuffled and gaps else None
+        place = [0] * len(lengths)
+        for number in order:
+            place[number] = at
+            at += rows * lengths[number] + unit * choose.randint(0, gaps)
+        places.append([*place, at + choose.randint(0, 3)])
+    axes = [(Axis(rows, n, n), Axis(n, 1, 1)) if rows > 1 else (Axis(n, 1, 1),) for n in lengths]
+    blocks = [Block(src, dst, of) for src, dst, of in zip(places[0][:-1], places[1][:-1], axes, strict=True)]
+    source = np.arange(places[0][-1]).astype(choose.choice(["u1", "u4", "c16"]))
+    target, wanted = (np.zeros(places[1][-1], source.dtype) for _ in range(2))
+    for block, length in zip(blocks, lengths, strict=True):
+        wanted[block.dst : block.dst + rows * length] = source[block.src : block.src + rows * length]
+    copies = [TileCopies(blocks, target, source)]
+    by_source, made = choose.random() < 0.5, dict[Hashable, object]()
+    for _ in range(2):
+        target[:] = 0
+        steps = copy_order.list_copy_steps(copies, (), made, source if by_source else None)
+        assert 0 < len(steps) < MANY_BLOCKS
+        for step in steps:
+            step()
+        assert np.array_equal(target, wanted)
+
+
+def test_long_blocks_and_blocks_of_many_runs_are_not_copied_by_index():
+    long = [Block(4096 * at, 4096 * at, (Axis(4096, 1, 1),)) for at in range(MANY_BLOCKS)]
+    many = [Block(20 * at, 10 * at, (Axis(10, 2, 1),)) for at in range(MANY_BLOCKS)]
+    source, target = np.zeros((2, 4096 * MANY_BLOCKS), "u4")
+    for blocks in (long, many):
+        order = copy_order.order_copies(blocks, target.size, 4)
+        assert len(copy_order.list_copy_steps([TileCopies(blocks, target, source)], order, {})) == MANY_BLOCKS
 
 
 @pytest.mark.parametrize("order", ["C", "F", "reversed"])
