@@ -37,7 +37,7 @@ from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlotTransfe
 from reshard.lower.groups import Groups
 from reshard.lower.program import Program, wire_dtype
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.run_rows import MANY, count_cuts, find_rows, run_rows, run_slices
+from reshard.lower.to_shard_map.run_rows import MANY, NARROW, count_cuts, find_rows, run_rows, run_slices
 from reshard.lower.to_shard_map.tile_memory import (
     choose_memory_order,
     cut_box,
@@ -48,6 +48,7 @@ from reshard.lower.to_shard_map.tile_memory import (
     write_box,
 )
 from reshard.plans.rules.tile_view import TileView
+from reshard.types import dtypes
 
 Array = jax.Array
 Round = Sequence[Transfer]
@@ -70,7 +71,8 @@ def run_exchange(
     `into` is the target's tile, of which an exchange fills a part. `in_part` says that the tile is a part of one: what
     is around it has chosen its order of dims.
     """
-    by_rows = [_list_row_forms(step, place, shape, into) for step, shape in zip(steps, shapes, strict=True)]
+    each = zip(steps, tiles, shapes, strict=True)
+    by_rows = [_list_row_forms(step, place, tile.dtype.name, shape, into) for step, tile, shape in each]
     if not any(by_rows):
         return _run_boxes(steps, place, tiles, shapes, into, in_part)
     moved: list[Array] = []
@@ -79,27 +81,29 @@ def run_exchange(
         def in_boxes(tile: Array, step: Exchange = step, shape: Sequence[int] = shape) -> Array:
             return _run_boxes([step], place.anew(), [tile], [shape], into, in_part)[0]
 
-        each = {platform: form or in_boxes for platform, form in forms.items()}
-        moved.append(place.by_platform(tile, **({"default": in_boxes} | each)))
+        known = {platform: form or in_boxes for platform, form in forms.items()}
+        moved.append(place.by_platform(tile, **({"default": in_boxes} | known)))
     return moved
 
 
 def _list_row_forms(
-    step: Exchange, place: MeshPlace, shape: Sequence[int], into: Array | None
+    step: Exchange, place: MeshPlace, dtype: str, shape: Sequence[int], into: Array | None
 ) -> dict[str, Callable[[Array], Array] | None]:
     """By platform, how an exchange runs by rows, and None where it does not; no platforms if it does on none.
 
     Boxes that rounds cut out one by one may be too much code for any compiler; a CPU has one loop for those that are
     nearly alike.
     """
-    many = count_cuts(step) > MANY
-    moves = find_rows(step) if step.sliced_on or many else None
+    cuts = count_cuts(step)
+    moves = find_rows(step) if step.sliced_on or cuts > MANY else None
     if moves is None:
         return {}
+    wide = dtypes.nbytes(moves.width, step.dtype or dtype) >= NARROW
+    many = cuts > (MANY if wide else NARROW * MANY)
     sliced = partial(run_slices, step, moves, place.anew(), shape)
     by_table = partial(run_rows, step, moves, place.anew(), shape, into) if many else None
     forms = {"cpu": None} if by_table and find_largest_box(step) is not None else {}
-    return {**forms, **dict.fromkeys(step.sliced_on, sliced), "default": by_table}
+    return {**forms, **dict.fromkeys(step.sliced_on, sliced), "default": by_table} if step.sliced_on or many else {}
 
 
 def _run_boxes(
@@ -680,6 +684,8 @@ FEWEST = 4
 def find_largest_box(step: Exchange) -> tuple[int, ...] | None:
     """The extents in which all messages of an exchange fit; None if all have these, if they are no boxes of the tiles'
     own dims, or few, or if most of them are much smaller."""
+    if any(len(t.blocks) > 1 for one in (step.local, *step.rounds) for t in one):
+        return None
     rounds = [] if step.strided or step.fills or step.relays or step.dtype else list_rounds(step)
     boxes = [t.blocks[0].extents for one in rounds for t in one]
     if len(rounds) < FEWEST or any(len(t.blocks) > 1 for one in rounds for t in one):

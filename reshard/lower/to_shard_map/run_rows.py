@@ -27,6 +27,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ from jax import lax
 from reshard.geometry.blocks import fuse_axes
 from reshard.lower.exchange_rounds import Exchange, Transfer
 from reshard.lower.program import wire_dtype
-from reshard.lower.to_shard_map.place import MeshPlace, Pairs
+from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tile_memory import LANES, SUBLANES, make_unfilled, resize_tile
 from reshard.types import dtypes
 
@@ -47,6 +48,8 @@ Table = np.ndarray[Any, Any]
 MANY = 64
 """From more blocks on that rounds would cut out and write one by one, they are rows of tables: each of them is two
 kernels, for which a compiler takes 5 ms to 1 s."""
+NARROW = 32
+"""Rows of fewer bytes are slow to gather: so many of `MANY` blocks are cut out before tables have them."""
 MOST_ROWS = 1 << 24
 """The most rows that tables list: the program has them, four bytes each, for all devices."""
 MOST_SLICES = 64
@@ -55,16 +58,20 @@ LOOPED_ROUNDS = 16
 """From so many rounds on they are a loop, with a branch for the pairs of each."""
 
 
+Link = tuple[int, int, bool]
+"""Sender, receiver, and whether it is passed on."""
+
+
 @dataclass(frozen=True)
 class RowMoves:
     """What an exchange moves, as runs of rows of `width` elements.
 
-    `runs[sender, receiver]` has a line for each run: where it begins in the sender's tile and in the receiver's, and
-    how many rows it has.
+    `runs[sender, receiver, relayed]` has a line for each run: where it begins in the sender's tile and in the
+    receiver's, and how many rows it has. What is relayed is read from the sender's tile of the result.
     """
 
     width: int
-    runs: dict[tuple[int, int], Table]
+    runs: dict[Link, Table]
 
     @property
     def slices(self) -> int:
@@ -75,7 +82,7 @@ class RowMoves:
         """The rows at the start of each receiver's tile that are written, if no others are."""
         written = dict.fromkeys(receivers, 0)
         ends = dict.fromkeys(receivers, 0)
-        for (_, receiver), runs in self.runs.items():
+        for (_, receiver, _), runs in self.runs.items():
             written[receiver] += int(runs[:, 2].sum())
             ends[receiver] = max(ends[receiver], int((runs[:, 1] + runs[:, 2]).max(initial=0)))
         return written if written == ends else None
@@ -83,28 +90,38 @@ class RowMoves:
 
 def find_rows(step: Exchange) -> RowMoves | None:
     """The rows of an exchange, as wide as they can be; None if its blocks are no rows, or too many for tables."""
-    if step.relays or step.gathers:
+    if step.gathers:
         return None
-    lines: dict[tuple[int, int], list[Table]] = {}
-    width, total = math.gcd(math.prod(step.send.tile), math.prod(step.receive.tile)), 0
-    for t in itertools.chain(step.local, *step.rounds):
-        its = lines.setdefault((t.sender, t.receiver), [])
+    ends = [math.prod(view.tile) for view in (step.send, step.receive)]
+    return _find_rows_of((step.local, *step.rounds), math.gcd(*ends))
+
+
+@lru_cache(maxsize=64)
+def _find_rows_of(rounds: tuple[Sequence[Transfer], ...], width: int) -> RowMoves | None:
+    runs: dict[Link, list[tuple[int, int, int]]] = {}
+    total = count = 0
+    for t in itertools.chain(*rounds):
+        its = runs.setdefault((t.sender, t.receiver, t.relayed), [])
+        total += t.elements
         for block in t.blocks:
             src, dst, axes = fuse_axes(block)
             length = axes[-1].extent if axes and axes[-1][1:] == (1, 1) else 1
+            if length == block.elements:
+                its.append((src, dst, length))
+                continue
+            count += block.elements // length
+            if count > MOST_ROWS:
+                return None
             starts = np.array([(src, dst)], np.int64)
             for extent, *apart in axes[: len(axes) - (length > 1)]:
                 steps = np.arange(extent, dtype=np.int64)[:, np.newaxis] * np.array(apart)
                 starts = (starts[:, np.newaxis] + steps).reshape(-1, 2)
-                if len(starts) > MOST_ROWS:
-                    return None
-            runs = np.column_stack([starts, np.full(len(starts), length)])
-            its.append(runs)
-            width, total = math.gcd(width, int(np.gcd.reduce(runs, axis=None))), total + runs.size // 3 * length
+            its.extend((int(one), int(other), length) for one, other in starts)
+    tables = {pair: np.array(its, np.int64).reshape(-1, 3) for pair, its in runs.items() if its}
+    width = math.gcd(width, *(int(np.gcd.reduce(table, axis=None)) for table in tables.values()))
     if not width or total > width * MOST_ROWS:
         return None
-    joined = {pair: np.concatenate(its) // width for pair, its in lines.items() if its}
-    return RowMoves(width, joined)
+    return RowMoves(width, {pair: table // width for pair, table in tables.items()})
 
 
 def count_cuts(step: Exchange) -> int:
@@ -113,7 +130,7 @@ def count_cuts(step: Exchange) -> int:
     cuts = 0
     for one in (step.local, *step.rounds):
         if max((len(t.blocks) for t in one), default=0) > MANY:
-            return MANY + 1  # Forms of thousands of blocks need not be compared.
+            return NARROW * MANY + 1  # Forms of thousands of blocks need not be compared.
         forms = {t.form for t in one}
         cuts += sum(map(len, forms)) if len(forms) > 1 or any(len(form) > 1 for form in forms) else 0
     return cuts
@@ -126,53 +143,56 @@ def run_rows(
     round one gather of rows, and one scatter."""
     rounds: list[Sequence[Transfer]] = [*([step.local] if step.local else ()), *step.rounds]
     longest = [max(t.elements for t in one) // moves.width for one in rounds]
-    loops = len(step.rounds) >= LOOPED_ROUNDS
-    if loops:
-        longest[-len(step.rounds) :] = [max(longest[-len(step.rounds) :])] * len(step.rounds)
+    # Many rounds that read the same tile are a loop, in which all messages are equally long.
+    first, passed = len(rounds) - len(step.rounds), sum(not any(t.relayed for t in one) for one in rounds)
+    groups: list[range] = [range(at, at + 1) for at in range(first)]
+    for its in (range(first, passed), range(passed, len(rounds))):
+        if len(its) < LOOPED_ROUNDS:
+            groups += [range(at, at + 1) for at in its]
+            continue
+        groups.append(its)
+        longest[its.start : its.stop] = [max(longest[its.start : its.stop])] * len(its)
     total = math.prod(shape) // moves.width
     # Rows behind the end of a tile are those of devices with shorter messages, or none: they are not written.
     sent = [np.zeros((len(place.devices), count), np.int32) for count in longest]
     written = [np.full((len(place.devices), count), total, np.int32) for count in longest]
-    done = Counter[tuple[int, int]]()
+    done = Counter[Link]()
     for number, one in enumerate(rounds):
         for t in one:
-            pair, count = (t.sender, t.receiver), t.elements // moves.width
-            first = done[pair]  # Of a message in pieces, a round has the next rows.
-            done[pair] += count
-            columns = _list_rows(moves.runs[pair]) if count else ((), ())
-            for table, device, column in zip((sent, written), pair, columns, strict=True):
-                table[number][place.positions[device], :count] = column[first : first + count]
+            link, count = (t.sender, t.receiver, t.relayed), t.elements // moves.width
+            start = done[link]  # Of a message in pieces, a round has the next rows.
+            done[link] += count
+            columns = _list_rows(moves.runs[link]) if count else ((), ())
+            for table, device, column in zip((sent, written), link, columns, strict=False):
+                table[number][place.positions[device], :count] = column[start : start + count]
     rows = tile.reshape(-1, moves.width).astype(wire_dtype(tile.dtype.name, step.dtype))
     dtype = step.dtype or tile.dtype
     filled = jnp.zeros(shape, dtype) if into is None or not step.fills else jnp.asarray(into)
 
-    def run(
-        place: MeshPlace, tables: Sequence[Table], pairs: Sequence[Pairs], number: Array | int, filled: Array
-    ) -> Array:
+    def run(place: MeshPlace, numbers: range, number: Array | int, filled: Array) -> Array:
         at = (jnp.asarray(number, np.int32), place.here.astype(np.int32), np.int32(0))
         source, target = (
-            lax.dynamic_slice(jnp.asarray(table), at, (1, 1, table.shape[2])).reshape(-1) for table in tables
+            lax.dynamic_slice(table, at, (1, 1, table.shape[2])).reshape(-1)
+            for table in (jnp.asarray(np.stack([each[one] for one in numbers])) for each in (sent, written))
         )
-        message = rows.at[source].get(mode="promise_in_bounds")
-        if pairs:
+        relayed = any(t.relayed for t in rounds[numbers[0]])
+        message = (filled.astype(rows.dtype) if relayed else rows).at[source].get(mode="promise_in_bounds")
+        pairs = [[(t.sender, t.receiver) for t in rounds[one]] for one in numbers]
+        if rounds[numbers[0]] is not step.local:
             message = place.permute_in_turn(message, pairs, number)
         return filled.at[target].set(message.astype(dtype), mode="drop", unique_indices=True)
 
     filled = filled.reshape(total, moves.width)
-    pairs = [[(t.sender, t.receiver) for t in one] for one in step.rounds]
-    alone = range(len(rounds) - len(step.rounds) * loops)
-    for number in alone:
-        remote = number - len(rounds) + len(step.rounds)
-        tables = [table[number][np.newaxis] for table in (sent, written)]
+    for numbers in groups:
         filled = place.after(filled)
-        filled = run(place, tables, pairs[remote : remote + 1] if remote >= 0 else (), 0, filled)
-    if loops:
-        tables = [np.stack(table[len(alone) :]) for table in (sent, written)]
+        if len(numbers) == 1:
+            filled = run(place, numbers, 0, filled)
+            continue
 
-        def turn(number: Array, filled: Array) -> Array:
-            return run(place.anew(), tables, pairs, number, filled)
+        def turn(number: Array, filled: Array, numbers: range = numbers) -> Array:
+            return run(place.anew(), numbers, number, filled)
 
-        filled = lax.fori_loop(0, len(pairs), turn, filled)
+        filled = lax.fori_loop(0, len(numbers), turn, filled)
     return filled.reshape(tuple(shape))
 
 
@@ -201,7 +221,7 @@ def find_group_axes(moves: RowMoves, place: MeshPlace) -> tuple[str, ...]:
     """The mesh axes along which something moves; along others, devices have nothing to do with each other."""
     sizes = tuple(place.axes.values())
     apart = np.zeros(len(sizes), bool)
-    for pair in moves.runs:
+    for *pair, _ in moves.runs:
         sender, receiver = (np.array(np.unravel_index(place.positions[each], sizes)) for each in pair)
         apart |= sender != receiver
     return tuple(name for name, differs in zip(place.names, apart, strict=True) if differs) or place.names[-1:]
@@ -220,7 +240,7 @@ def run_slices(step: Exchange, moves: RowMoves, place: MeshPlace, shape: Sequenc
     # By position and peer: where slices lie in the sender's tile, in the receiver's, and how long they are.
     peers = math.prod(group)
     leaving, arriving = np.zeros((2, 3, len(place.devices), peers, moves.slices), np.int32)
-    for (sender, receiver), runs in moves.runs.items():
+    for (sender, receiver, _), runs in moves.runs.items():
         leaving[:, place.positions[sender], number(receiver), : len(runs)] = runs.T
         arriving[:, place.positions[receiver], number(sender), : len(runs)] = runs.T
 

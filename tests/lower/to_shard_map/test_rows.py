@@ -148,8 +148,8 @@ def test_rows_are_as_wide_as_they_can_be():
     assert isinstance(step, Exchange)
     moves = find_rows(step)
     assert moves is not None and moves.width == 16  # Two rows of 8: sizes and places are even numbers.
-    assert {pair: runs.tolist() for pair, runs in moves.runs.items()} == {
-        (0, 0): [[0, 0, 2]],
-        (0, 1): [[2, 0, 1]],
-        (1, 1): [[0, 1, 3]],
+    assert {link: runs.tolist() for link, runs in moves.runs.items()} == {
+        (0, 0, False): [[0, 0, 2]],
+        (0, 1, False): [[2, 0, 1]],
+        (1, 1, False): [[0, 1, 3]],
     }
