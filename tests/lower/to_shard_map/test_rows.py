@@ -21,7 +21,8 @@ from reshard.lower import lower_plan
 from reshard.lower.program import Exchange, Program, lower_batch
 from reshard.lower.to_shard_map import batch_function, run_exchange, run_rows
 from reshard.lower.to_shard_map.run_rows import find_rows
-from reshard.plans.plan import Batch
+from reshard.plans.plan import Batch, StepSpec, chain
+from reshard.plans.rules.step_mode import StepMode
 from tests.lower.to_shard_map.on_xla import stacked
 from tests.owners import PADDING, Owned, assert_moved
 
@@ -60,6 +61,7 @@ def emulate_ragged_all_to_all(
 def in_form(program: Program, form: str, monkeypatch: pytest.MonkeyPatch) -> Program:
     """The program, whose exchanges run in this form on CPUs."""
     monkeypatch.setattr(lax, "ragged_all_to_all", emulate_ragged_all_to_all)
+    monkeypatch.setattr(run_rows, "make_unfilled", lambda shape, dtype: jnp.full(shape, WRONG, dtype))
     monkeypatch.setattr(run_exchange, "MANY", -1 if form == "tables" else 1 << 30)
     monkeypatch.setattr(run_exchange, "find_largest_box", lambda step: None)
     on = ("cpu",) if form == "slices" else ()
@@ -116,6 +118,24 @@ def test_thousands_of_runs_are_few_kernels(looped: bool, monkeypatch: pytest.Mon
     f, sharding = stacked(lower_plan(plan), mesh.axes)
     given = jax.device_put(np.stack([*source.tiles(whole).values()]), sharding)
     assert str(jax.make_jaxpr(f)(given)).count(" = scatter[") == (2 if looped else 8)
+    assert_moved(target, whole, dict(enumerate(np.asarray(f(given)))))
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_relays_by_tables(looped: bool, monkeypatch: pytest.MonkeyPatch):
+    """What is passed on is read from the result, once the first turn has written it."""
+    mesh, draw = rs.Mesh(x=4, y=2), np.random.default_rng(9)
+    owners = [draw.integers(0, 4, 60) for _ in range(2)]
+    layouts = [rs.Layout.from_owners(each, mesh, (60, 2), "s32", axes=["x"]) for each in owners]
+    source, target = (
+        Owned(layout, [["x"], []], [each, np.zeros(2, int)]) for layout, each in zip(layouts, owners, strict=True)
+    )
+    monkeypatch.setattr(run_exchange, "MANY", -1)
+    monkeypatch.setattr(run_rows, "LOOPED_ROUNDS", 2 if looped else 16)
+    plan = chain(*layouts, [StepSpec("exchange", layouts[1], StepMode(relay=True))])
+    whole = np.arange(1, 121, dtype=np.int32).reshape(60, 2)
+    f, sharding = stacked(lower_plan(plan), mesh.axes)
+    given = jax.device_put(np.stack([*source.tiles(whole).values()]), sharding)
     assert_moved(target, whole, dict(enumerate(np.asarray(f(given)))))
 
 
