@@ -92,6 +92,11 @@ def check_random_moves(seed: int, count: int, monkeypatch: pytest.MonkeyPatch) -
         check_form(source, target, FORMS[number % len(FORMS)], monkeypatch)
 
 
+def by_owner(mesh: rs.Mesh, owners: np.ndarray, columns: int) -> Owned:
+    layout = rs.Layout.from_owners(owners, mesh, (len(owners), columns), "s32")
+    return Owned(layout, [list(mesh.axes), []], [owners, np.zeros(columns, int)])
+
+
 def test_random_moves(monkeypatch: pytest.MonkeyPatch):
     check_random_moves(714, 6, monkeypatch)
 
@@ -102,9 +107,11 @@ def test_more_random_moves(seed: int, monkeypatch: pytest.MonkeyPatch):
     check_random_moves(seed, 15, monkeypatch)
 
 
-def by_owner(mesh: rs.Mesh, owners: np.ndarray, columns: int) -> Owned:
-    layout = rs.Layout.from_owners(owners, mesh, (len(owners), columns), "s32")
-    return Owned(layout, [list(mesh.axes), []], [owners, np.zeros(columns, int)])
+@pytest.mark.parametrize("form", FORMS)
+def test_intervals_with_empty_ones(form: str, monkeypatch: pytest.MonkeyPatch):
+    sizes = [[3, 3, 3, 3, 3, 3, 3, 3], [5, 0, 2, 1, 0, 7, 1, 8]]
+    source, target = (by_owner(rs.Mesh(x=8), np.repeat(np.arange(8), each), 2) for each in sizes)
+    check_form(source, target, form, monkeypatch)
 
 
 @pytest.mark.parametrize("looped", [False, True])
