@@ -129,7 +129,7 @@ TREES = ["trees.across", "trees.own_readers", "trees.moves_through_views", "tree
     [
         *((nodes, 4, TREES) for nodes in (2, 4)),
         (3, 6, ["trees.across", "trees.models"]),
-        (2, 4, ["trees.moves"]),
+        (2, 4, ["trees.moves", "sparse.moves"]),
         (2, 5, ["trees.groups"]),
         (3, 3, ["trees.across"]),
     ],

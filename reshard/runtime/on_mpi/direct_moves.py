@@ -26,8 +26,9 @@ from reshard.geometry.blocks import Axis, Block, block_part, cut_range, split_bo
 from reshard.lower.to_mpi import MoveForm, fetches_by_rank, ranks_of_seats, served_by_rank
 from reshard.lower.to_mpi.tile_blocks import Blocks, pack_block
 from reshard.plans.plan import Plan
-from reshard.runtime.on_mpi.copies.copy_order import NEAR, Order, list_copy_steps, order_copies
+from reshard.runtime.on_mpi.copies.copy_order import Order, list_copy_steps, order_copies
 from reshard.runtime.on_mpi.copies.strided_copy import (
+    NEAR,
     Array,
     TileCopies,
     copy_view,

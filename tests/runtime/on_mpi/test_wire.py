@@ -31,6 +31,8 @@ from reshard.runtime.on_mpi.run_plan import (
 )
 from reshard.runtime.on_mpi.wire import chunks
 from reshard.runtime.on_mpi.wire.chunks import (
+    JointChunk,
+    JointSide,
     Side,
     mean_run,
     memory_of,
@@ -85,6 +87,29 @@ def test_unpacked_messages_fill_the_places_of_their_blocks(shape: tuple[int, int
         at += chunk.elements
     put(wanted, BLOCKS, list(range(1, at)), FRAME)
     assert np.array_equal(tile, wanted)
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_messages_of_very_many_short_runs_go_by_index(width: int):
+    """Rows at random places, in two arrays that share a message: packed and unpacked as they are one by one."""
+    numbers = np.random.default_rng(7)
+    rows = [np.sort(numbers.choice(500, count, replace=False)) for count in (200, 300)]
+    tiles = [numbers.random((500, width)) for _ in rows]
+    sides: list[Side] = []
+    for end in ("src", "dst"):
+        for at in rows:
+            blocks = [Block(int(row) * width, int(row) * width, (Axis(width, 1, 1),)) for row in at]
+            sides.append(Side(pack_chunks(1, blocks, 10**6, end)))
+    joint = JointChunk(1, 500 * width, ((0, 0), (1, 0)))
+    buffer, results = np.zeros(500 * width), [np.zeros_like(tile) for tile in tiles]
+    for side, ends, packs in ((sides[:2], tiles, True), (sides[2:], results, False)):
+        for step in JointSide((joint,), tuple(side)).list_indexed(0, ends, buffer, packs) or ():
+            step()
+    assert np.array_equal(buffer, np.concatenate([tile[at].ravel() for tile, at in zip(tiles, rows, strict=True)]))
+    for tile, result, at in zip(tiles, results, rows, strict=True):
+        assert np.array_equal(result[at], tile[at])
+        assert np.count_nonzero(result) == width * len(at)
+    assert Side(pack_chunks(1, BLOCKS, 100, "src")).list_indexed(0, np.zeros(FRAME), buffer, packs=True) is None
 
 
 def test_as_many_blocks_as_fit_share_a_message():

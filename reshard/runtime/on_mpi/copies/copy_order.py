@@ -17,7 +17,6 @@ bytes 1.4 instead of 2.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from types import EllipsisType
@@ -27,11 +26,12 @@ import numpy as np
 
 from reshard.geometry.blocks import Block, block_part, merge_blocks, scale_blocks, split_box
 from reshard.runtime.on_mpi.copies import stream_copy
-from reshard.runtime.on_mpi.copies.run_copy import RunTable
+from reshard.runtime.on_mpi.copies.run_copy import MANY_BLOCKS, RunTable, are_short_runs
 from reshard.runtime.on_mpi.copies.stream_copy import CopyTable
 from reshard.runtime.on_mpi.copies.strided_copy import (
     LINE,
     LONG_RUN,
+    NEAR,
     Array,
     TileCopies,
     copy_view,
@@ -41,14 +41,9 @@ from reshard.runtime.on_mpi.copies.strided_copy import (
 )
 
 _PART = 512 << 10  # Bytes of a part: with its gaps, about a core's cache; half of that takes 2% longer.
-NEAR = 16 << 10  # Bytes of a run from which its gaps cost little.
 _AHEAD = 1 << 20  # Bytes of a tile that are read ahead: with half of that, or four times, copies take a tenth longer.
 _LEAST = 64 << 10  # Bytes of a part at least: numpy's call takes a twentieth of its copy.
 _RUNS = "runs"  # Where `made` has the tables of very many short ones.
-_FEW_RUNS = 4  # Runs of a block, on average, up to which their places take less memory than the blocks themselves.
-MANY_BLOCKS = 64
-"""Blocks from which a step for each of them is too many."""
-
 _WORTH_READING = 2 << 10  # Bytes of a run below which its part is read in order before.
 
 Index = tuple[slice | EllipsisType, ...]
@@ -153,11 +148,8 @@ def list_copy_steps(
     """
     apart = not any(np.may_share_memory(each.target, each.source) for each in copies)
     if _RUNS not in made and sum([len(each.blocks) for each in copies]) >= MANY_BLOCKS:
-        blocks = [block for each in copies for block in each.blocks]
         itemsize = copies[0].target.itemsize
-        runs = sum([math.prod(b.extents[:-1] if b.axes and b.axes[-1][1:] == (1, 1) else b.extents) for b in blocks])
-        short = itemsize * sum([block.elements for block in blocks]) < NEAR * len(blocks)
-        by_index = short and runs <= _FEW_RUNS * len(blocks)
+        by_index = are_short_runs([block for each in copies for block in each.blocks], itemsize)
         made[_RUNS] = [RunTable(each.blocks, itemsize, tile is not None) for each in copies] if by_index else []
     if made.get(_RUNS) and apart and all(end.flags.c_contiguous for each in copies for end in each[1:]):
         pairs = zip(made[_RUNS], copies, strict=True)

@@ -9,6 +9,7 @@ microseconds by index, and 20 milliseconds as copies of their own.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,10 +17,23 @@ from typing import Any
 import numpy as np
 
 from reshard.geometry.blocks import Axis, Block
-from reshard.runtime.on_mpi.copies.strided_copy import Array
+from reshard.runtime.on_mpi.copies.strided_copy import NEAR, Array
 
+MANY_BLOCKS = 64
+"""Blocks from which a step for each of them is too many."""
+
+_FEW_RUNS = 4  # Runs of a block, on average, up to which their places take less memory than the blocks themselves.
 _PART = 256 << 10  # Bytes that are copied at once, and that a copy may hold beside the tiles.
 _MOST_UNITS = 1 << 15  # The same for the indices of units.
+
+
+def are_short_runs(blocks: Sequence[Block], itemsize: int) -> bool:
+    """Whether blocks are so many, so short, and of so few runs each that they are copied by index."""
+    if len(blocks) < MANY_BLOCKS or itemsize * sum([block.elements for block in blocks]) >= NEAR * len(blocks):
+        return False
+    # Without a run at its end, every element of a block is one.
+    ends = [block.extents[:-1] if block.axes and block.axes[-1][1:] == (1, 1) else block.extents for block in blocks]
+    return sum([math.prod(extents) for extents in ends]) <= _FEW_RUNS * len(blocks)
 
 
 class RunTable:

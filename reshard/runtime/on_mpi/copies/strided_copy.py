@@ -127,6 +127,9 @@ _SMALL = 16 << 10  # Bytes below which looking for a faster way takes longer tha
 LINE = 64
 """Bytes of a cache line: elements of this size or more waste none of it, in any order."""
 
+NEAR = 16 << 10
+"""Bytes of a run from which its gaps, and a step of its own, cost little."""
+
 LONG_RUN = 512
 """Bytes from which a run does not gain from being one element: at 512 it loses a sixth."""
 

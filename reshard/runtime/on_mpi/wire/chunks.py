@@ -25,6 +25,7 @@ from reshard.lower.to_mpi import PeerTable, SendReceive, StepMessages, TableTurn
 from reshard.lower.to_mpi.peer_table import pack_shape
 from reshard.lower.to_mpi.rank_schedule import LEAST_STAGED
 from reshard.lower.to_mpi.tile_blocks import Blocks, End, Frames, Shape, clip_source, pack_block
+from reshard.runtime.on_mpi.copies.run_copy import MANY_BLOCKS, RunTable, are_short_runs
 from reshard.runtime.on_mpi.copies.stream_copy import SHORT
 from reshard.runtime.on_mpi.copies.strided_copy import Array, locate_block, overlaps_itself, pair_views, view_block
 from reshard.types.whole import check_deadline
@@ -190,6 +191,7 @@ class Side:
     def __init__(self, chunks: Iterable[Chunk]) -> None:
         self.chunks: Sequence[Chunk] = chunks if isinstance(chunks, ChunkTable) else tuple(chunks)
         self._known = _OfStrides((), True, {}, {})
+        self._runs: dict[tuple[int, bool], RunTable | None] = {}
 
     def unstaged(self, number: int, tile: Array, staging: int) -> list[Any] | None:
         """The specification with which MPI sends message `number` from, or receives it into, the tile itself.
@@ -246,6 +248,19 @@ class Side:
     def is_short(self, number: int, tile: Array) -> bool:
         """Whether message `number` has short runs in the tile."""
         return all(_run_in_tile(block, tile)[1] < SHORT for block in self.chunks[number].blocks[:1])
+
+    def list_indexed(self, number: int, tile: Array, buffer: Array, packs: bool) -> list[Callable[[], object]] | None:
+        """The copies of message `number` between the tile and its buffer as functions, if it is one of very many short
+        runs, which go by index.
+        """
+        chunk, key = self.chunks[number], (number, packs)
+        if len(chunk.blocks) < MANY_BLOCKS or chunk.padded or not tile.flags.c_contiguous:
+            return None
+        if key not in self._runs:
+            blocks = chunk.blocks if packs else [block.reversed for block in chunk.blocks]
+            self._runs[key] = RunTable(blocks, tile.itemsize, packs) if are_short_runs(blocks, tile.itemsize) else None
+        table = self._runs[key]
+        return None if table is None else table.list_steps(*((buffer, tile) if packs else (tile, buffer)))
 
     def packing(self, number: int, tile: Array, buffer: Array) -> list[tuple[Array, Array]]:
         """The copies of message `number` out of the tile into its buffer, see `Chunk`."""
@@ -310,6 +325,16 @@ class JointSide:
         """As `Side.is_short`, of the message's first part."""
         array, its = self.chunks[number].parts[0]
         return self.sides[array].is_short(its, tiles[array])
+
+    def list_indexed(self, number: int, tiles: Any, buffer: Array, packs: bool) -> list[Callable[[], object]] | None:
+        """As `Side.list_indexed`, if all parts go by index."""
+        steps: list[Callable[[], object]] = []
+        for (array, its), (_, _, part) in zip(self.chunks[number].parts, self._parts(number, buffer), strict=True):
+            more = self.sides[array].list_indexed(its, tiles[array], part, packs)
+            if more is None:
+                return None
+            steps += more
+        return steps
 
     def packing(self, number: int, tiles: Any, buffer: Array) -> list[tuple[Array, Array]]:
         """The copies of message `number` out of the tiles into its buffer, see `Chunk`."""

@@ -67,10 +67,6 @@ class TileCast(NamedTuple):
         np.copyto(target, values, casting="unsafe")
 
 
-_ListCopies = Callable[[int, Any, Array], list[tuple[Array, Array]]]
-"""The copies of a message, by its number, between a tile and its buffer."""
-
-
 class _Lane:
     """The messages of one direction: those not posted yet, in order, and how much staging the posted ones use.
 
@@ -148,18 +144,25 @@ class _Lane:
             if self.staging - self.staged < sum(turn.values()) <= self.staging:
                 return []
         flights = list(iter(self.next, None))
-        self._copy_staged(self._side.packing, flights)
+        self._copy_staged(flights, packs=True)
         return flights
 
     def unpack(self, flights: Collection[_PostedMessage]) -> None:
         """Copies messages out of their buffers, where they have one, into the tile, and releases what they used."""
-        self._copy_staged(self._side.unpacking, flights)
+        self._copy_staged(flights, packs=False)
         for flight in flights:
             self.done(flight)
 
-    def _copy_staged(self, list_copies: _ListCopies, flights: Iterable[_PostedMessage]) -> None:
+    def _copy_staged(self, flights: Iterable[_PostedMessage], packs: bool) -> None:
         """Makes the copies between the tile and the buffers of messages, as casts where that is due."""
-        staged = [(each.number, each.buffer) for each in flights if each.buffer is not None]
+        list_copies = self._side.packing if packs else self._side.unpacking
+        staged: list[tuple[int, Array]] = []
+        for number, buffer in ((each.number, each.buffer) for each in flights if each.buffer is not None):
+            indexed = None if self._cast else self._side.list_indexed(number, self.tile, buffer, packs)
+            if indexed is None:
+                staged.append((number, buffer))
+            for step in indexed or ():
+                step()
         pairs = [pair for number, buffer in staged for pair in list_copies(number, self.tile, buffer)]
         if self._cast is None:
             copy_views(pairs)
