@@ -42,7 +42,15 @@ from reshard.geometry.holders import (
     tile_of,
     tiles,
 )
-from reshard.geometry.messages import Message, Shape, exchange_messages, spans_apart, tally_messages, typical_messages
+from reshard.geometry.messages import (
+    Message,
+    Shape,
+    count_sent,
+    exchange_messages,
+    spans_apart,
+    tally_messages,
+    typical_messages,
+)
 from reshard.geometry.overlap import list_owners, piece_extents, shares
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.relay import gathering_figures, relay_figures, relay_messages
@@ -253,14 +261,14 @@ def most_sent(
 def _most_sent_among(operand: Layout, result: Layout) -> int:
     if _has_single_holders(operand, result):
         return max(_count_sent_among(operand, result).values())
-    return max(tally_messages(typical_messages(operand, result)).sent.values(), default=0)
+    return max(count_sent(operand, result, every=False).values(), default=0)
 
 
 def _count_sent_among(operand: Layout, result: Layout) -> Mapping[int, int]:
     """The elements that each device sends in an uneven exchange among the same devices."""
     if _has_single_holders(operand, result):
         return _count_given(operand, result, _count_near(operand, result, result))
-    sent = tally_messages(exchange_messages(operand, result)).sent
+    sent = count_sent(operand, result, every=True)
     return {device: sent[device] for device in operand.mesh.devices}
 
 

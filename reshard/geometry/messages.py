@@ -33,7 +33,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry.blocks import (
+    Axis,
     Block,
+    Factor,
     Product,
     count_product,
     cut_range,
@@ -44,7 +46,14 @@ from reshard.geometry.blocks import (
 from reshard.geometry.dealing import assign_requests
 from reshard.geometry.held import NeededParts
 from reshard.geometry.holders import Tile, count_copies, holders, holders_of, home_tile, pull_limit, tile_of, tiles
-from reshard.geometry.overlap import SharedDims, list_owners, shared_dims, shares_from, shares_of
+from reshard.geometry.overlap import (
+    SharedDims,
+    list_owners,
+    shared_dims,
+    shared_elements,
+    shares_from,
+    shares_of,
+)
 from reshard.geometry.remesh import one_set
 from reshard.geometry.view_layouts import view_dims
 from reshard.types.index_set import Holding
@@ -181,17 +190,35 @@ def exchange_messages(
         return _list_through_view(operand, result, view)
     if not one_set(operand.mesh, result.mesh):
         return list(typical_messages(operand, result))
-    shared = shared_dims(operand, result)
+    return list(_list_each(operand, result, shared_dims(operand, result)))
+
+
+def _list_each(operand: Layout, result: Layout, shared: Sequence[SharedDims]) -> Iterator[Message]:
     first = _involved_devices(operand, result)
     listed = set(first)
-    messages = list(_list_among(operand, result, first, shared))
+    yield from _list_among(operand, result, first, shared)
     # Devices that differ only in coordinates that no changed dim uses exchange alike, among themselves.
     for device in operand.mesh.devices:
         if device not in listed:
             copy = [device + offset for offset in first]
             listed.update(copy)
-            messages += _list_among(operand, result, copy, shared)
-    return messages
+            yield from _list_among(operand, result, copy, shared)
+
+
+def count_sent(operand: Layout, result: Layout, *, every: bool) -> Counter[int]:
+    """What devices send among the same devices, in elements: of every device, or of one of every kind.
+
+    What pieces share counts as one run, so that tables of millions of runs are counted and not listed.
+    """
+    shared: list[SharedDims] = []
+    for at, (s, t) in enumerate(zip(operand.dims, result.dims, strict=True)):
+        runs: dict[Tile, Mapping[Tile, Factor]] = {}
+        for q, by in enumerate(shared_elements(s, t)):
+            runs[q,] = {(p,): (Block(0, 0, (Axis(n, 1, 1),)),) for p, n in by.items()}
+        shared.append(SharedDims((at,), (at,), runs.__getitem__))
+    if every:
+        return tally_messages(_list_each(operand, result, shared)).sent
+    return tally_messages(_list_among(operand, result, _involved_devices(operand, result), shared)).sent
 
 
 def typical_messages(operand: Layout, result: Layout, view: View | None = None) -> Iterable[Message]:

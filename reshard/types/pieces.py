@@ -209,26 +209,27 @@ class Pieces:
     def __reduce__(self) -> tuple[type[Pieces], tuple[object, ...]]:
         return Pieces, (self.lengths, self.numbers, self.count)  # Not what is derived from them.
 
-    @cached_property
-    def _text(self) -> str:
-        if not self.is_intervals:
-            runs = zip(self.lengths, self.numbers, strict=True)
-            return f"({','.join(f'{length}@{number}' for length, number in runs)})"
+    def _write(self, shown: int | None) -> str:
+        """The text, of at most so many runs."""
         each, larger = divmod(self.size, self.count)
-        if all(size == each + (number < larger) for number, size in enumerate(self.sizes)):
+        if not self.is_intervals:
+            words = (f"{length}@{number}" for length, number in zip(self.lengths, self.numbers, strict=True))
+        elif all(size == each + (number < larger) for number, size in enumerate(self.sizes)):
             return f"~{self.size}"
-        return f"({','.join(map(str, self.sizes))})"
+        else:
+            words = map(str, self.sizes)
+        return f"({','.join(itertools.islice(words, shown))})"
 
     def __str__(self) -> str:
-        return self._text
+        return self._write(None)
 
     def __format__(self, _: str) -> str:
         """The text for people: long lists are shortened, with a digest by which unlike ones still differ."""
         runs = self.count if self.is_intervals else len(self.numbers)
-        if runs <= 2 * _SHOWN or self._text.startswith("~"):
-            return self._text
-        first = self._text[: _SHOWN * 48].split(",", _SHOWN)[:_SHOWN]
-        return f"{','.join(first)}, and {runs - _SHOWN} more, #{self._hash:x})"
+        first = self._write(None if runs <= 2 * _SHOWN else _SHOWN)
+        if runs <= 2 * _SHOWN or first.startswith("~"):
+            return first
+        return f"{first[:-1]}, and {runs - _SHOWN} more, #{self._hash:x})"
 
     def __repr__(self) -> str:
         return f"<Pieces {self:} of {self.count}>"
