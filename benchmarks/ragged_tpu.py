@@ -49,7 +49,7 @@ def compile_move(source: rs.Layout, target: rs.Layout, mesh: jax.sharding.Mesh) 
     compiled = jax.jit(move).lower(given).compile()
     seconds = time.process_time() - start
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    kinds = "sliced" if " ragged-all-to-all(" in text else f"{text.count(' collective-permute-start(')} permutes"
+    kinds = "sliced" if " ragged-all-to-all" in text else f"{text.count(' collective-permute-start(')} permutes"
     ends = source.tile_bytes + target.tile_bytes
     return count_cycles(hlo.parse(text)), memory.temp_size_in_bytes / ends, seconds, kinds
 

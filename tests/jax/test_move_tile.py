@@ -112,6 +112,23 @@ def test_random_moves_and_their_derivatives():
         np.testing.assert_array_equal(tangent, moved)
 
 
+def test_batches_and_gradients_of_what_may_be_one_collective():
+    """JAX traces the forms of all platforms, so the ragged all-to-all of others has to have its rules as well."""
+    source, target = (
+        Owned(own_rows(sizes), [["x"], []], [np.repeat(np.arange(4), sizes), np.zeros(6, int)])
+        for sizes in ((3, 5, 0, 2), (1, 2, 3, 4))
+    )
+    whole = np.arange(1, 61, dtype="float32").reshape(10, 6)
+    move, given = on_stacks(source.layout, target.layout), stack(source, whole)
+    moved = np.asarray(jax.vmap(move)(np.stack([given, 2 * given])))
+    wanted = stack(target, whole)
+    np.testing.assert_array_equal(moved[1][wanted != PADDING], 2 * wanted[wanted != PADDING])
+    gradient = np.asarray(jax.jit(jax.grad(lambda x: move(x).sum()))(given))
+    # Of two devices that have a row, any sends it.
+    both = (gradient.reshape(4, 2, -1).sum(axis=1), 2 * (given != PADDING).reshape(4, 2, -1)[:, 0])
+    np.testing.assert_array_equal(*both)
+
+
 def test_experts_inside_a_program():
     """Tokens to experts and back, by a plan for each set of sizes: what the experts make of them comes back."""
     mesh, devices = rs.Mesh(x=8), jax.sharding.Mesh(jax.devices(), ("x",))

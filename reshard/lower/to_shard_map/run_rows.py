@@ -244,21 +244,23 @@ def run_slices(step: Exchange, moves: RowMoves, place: MeshPlace, shape: Sequenc
         leaving[:, place.positions[sender], number(receiver), : len(runs)] = runs.T
         arriving[:, place.positions[receiver], number(sender), : len(runs)] = runs.T
 
-    def own(table: Table) -> Array:
-        return lax.dynamic_index_in_dim(
-            jnp.asarray(table.reshape(len(table), -1)), place.here.astype(np.int32), keepdims=False
-        )
-
     flat = tile.reshape(-1, moves.width).astype(wire_dtype(tile.dtype.name, step.dtype))
+    # Under vmap JAX takes only offsets that are batched as the tile is: these add what is no number but zero.
+    nothing = lax.bitwise_and(lax.ne(flat[:1, 0], flat[:1, 0]), np.False_).astype(np.int32)
+
+    def own(table: Table) -> Array:
+        listed = jnp.asarray(table.reshape(len(table), -1))
+        return lax.dynamic_index_in_dim(listed, place.here.astype(np.int32), keepdims=False) + nothing
+
     # XLA would make a pass over the tile to cut off what is no whole group of rows.
-    row, group = (moves.width,), 1
+    row, multiple = (moves.width,), 1
     if (lanes := choose_row(moves.width, flat.dtype.name)) is not None:
-        row, group = lanes, SUBLANES
+        row, multiple = lanes, SUBLANES
         if len(row) > 1:
-            flat = resize_tile(flat, (-(-len(flat) // group) * group, moves.width))
+            flat = resize_tile(flat, (-(-len(flat) // multiple) * multiple, moves.width))
     rows = flat.reshape(-1, *row)
     written, total = moves.count_written(step.receivers), math.prod(shape) // moves.width
-    room = (-(-total // group) * group, *row)
+    room = (-(-total // multiple) * multiple, *row)
     start = jnp.zeros(room, rows.dtype) if written is None else make_unfilled(room, rows.dtype)
     (src, dst, length), received = leaving, arriving[2]
     result = lax.ragged_all_to_all(rows, start, own(src), own(length), own(dst), own(received), axis_name=names)
