@@ -281,6 +281,8 @@ class Pieces:
         [1, 0]
         """
         numbers = self.numbers
+        if self.is_intervals:
+            return [*range(len(radices))]
         if len(numbers) > self.count or len(set(numbers)) < len(numbers):
             return None
         # An order is right if each run has a larger number than the last: their first factors that differ must grow.

@@ -37,7 +37,7 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         return
     source, target = pair.source, pair.target
     if source.ragged or target.ragged:
-        # No rule but that of the exchange reads pieces of any size, not even of dims that stay as they are.
+        # Where pieces of any size change, an exchange alone is at the bound.
         yield (StepSpec("exchange", target),)
         return
     if permute_first.is_permute(source, target):
