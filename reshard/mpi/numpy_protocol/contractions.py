@@ -2,7 +2,7 @@
 
     a @ b on <x=2, y=2>
 
-    a           f64[{x}4, {y}3]            the larger operand stays
+    a           f64[{x}4, {y}3]            stays, or comes whole along the contracted dim, or b does: the fewest bytes
     b           f64[{x}3, {y}5]            moves to f64[{y}3, 10]: the contracted dim as a has it, others on free axes
     tiles       f64[{x}4, 10] + sum{y}     each rank's product
     finished    f64[{x}4, {y}5]            a reduce-scatter, as b's columns were
@@ -12,8 +12,11 @@ Equal dims hold the same elements in a rank's tiles, padding included, so the tr
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -35,7 +38,9 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     unwrap_scalar,
     wrap_true_part,
 )
-from reshard.types import Dim, Layout
+from reshard.synth import find_plan
+from reshard.synth.options import PlanOptions
+from reshard.types import Dim, Layout, dtypes
 
 Label = str | None
 
@@ -125,47 +130,101 @@ def _contract_arrays(contraction: Contraction, left: TiledArray, right: TiledArr
                     f"{contraction.name} of shapes {left.layout.shape} and {right.layout.shape}: sizes {sizes[label]} "
                     f"and {size} do not match"
                 )
-    # Every rank decides by the layouts alone, and so alike: the operand with smaller tiles moves.
-    swap = left.layout.tile_bytes < right.layout.tile_bytes
-    (home, home_labels), (guest, guest_labels) = reversed(operands) if swap else operands
-    # The larger operand stays: a dim that broadcasts comes to every rank, which moves one element.
-    labelled = zip(home_labels, home.layout.dims, strict=True)
-    stays = replace(home.layout, dims=tuple(SINGLE if label is None else dim for label, dim in labelled))
-    fixed = _dims_by_label(stays.dims, home_labels)
-    # On another mesh, the axes of the operand that moves say nothing about where the result could be.
-    own = _dims_by_label(guest.layout.dims, guest_labels) if guest.layout.mesh == stays.mesh else {}
-    used = {axis.axis for axis in stays.held}
-    placed: list[Dim] = []
-    for dim, label in zip(guest.layout.dims, guest_labels, strict=True):
-        if label is None:
-            placed.append(SINGLE)
-        elif label in fixed:  # A common dim is needed as the other operand has it.
-            placed.append(fixed[label])
-        else:  # An axis that holds a dim of the operand that stays has no room for a dim of the other one.
-            free = label in own and used.isdisjoint(axis.axis for axis in list_axes(dim))
-            placed.append(dim if free else make_local_dim(dim.size))
-    comes = Layout(stays.mesh, tuple(placed), guest.layout.dtype)
-    home, guest = home.redistribute(stays), guest.redistribute(comes)
-    dims = {**_dims_by_label(comes.dims, guest_labels), **fixed}
-    out = [dims[label] for label in contraction.out]
-    summed = [axis for label, dim in dims.items() if label not in contraction.out for axis in list_axes(dim)]
-    parts = [cut_padding(array) for array in ((guest, home) if swap else (home, guest))]
-    product = compute_together(home, bool(summed), lambda: np.asarray(contraction.multiply(*parts)))
+    ends = place_operands(left.layout, right.layout, contraction.left, contraction.right, contraction.out)
+    left, right = left.redistribute(ends.left), right.redistribute(ends.right)
+    parts = cut_padding(left), cut_padding(right)
+    partial = ends.product.partial
+    product = compute_together(left, bool(partial), lambda: np.asarray(contraction.multiply(*parts)))
     # Products of booleans are added by `or`, which is their maximum.
-    operation = "max" if product.dtype == bool else "sum"
-    layout = Layout(stays.mesh, tuple(out), product.dtype.name, operation if summed else None, tuple(summed))
-    result = wrap_true_part(home, layout, product)
-    if not layout.partial:
-        return unwrap_scalar(result)
-    # One plan adds the summands and splits the result: a reduce-scatter receives half of what an all-reduce does. Dims
-    # of the operand that moved are split again as they were, where the axes are free.
-    used = {axis.axis for axis in layout.held}
-    for at, label in enumerate(contraction.out):
-        names = {axis.axis for axis in list_axes(own.get(label, SINGLE))}
-        if names and not list_axes(out[at]) and used.isdisjoint(names):
-            out[at] = own[label]
-            used |= names
-    return unwrap_scalar(result.redistribute(replace(layout, dims=tuple(out), partial=())))
+    operation = ("max" if product.dtype == bool else "sum") if partial else None
+    layout = replace(ends.product, dtype=product.dtype.name, reduction=operation)
+    result = wrap_true_part(left, layout, product)
+    return unwrap_scalar(result.redistribute(replace(layout, dims=ends.result.dims, partial=())) if partial else result)
+
+
+class Placement(NamedTuple):
+    """Where tiles of two operands are multiplied, the layout of the products, and that of the result."""
+
+    left: Layout
+    right: Layout
+    product: Layout
+    result: Layout
+
+    def count_devices(self) -> int:
+        """How many devices share the multiplications."""
+        dims = (*self.left.dims, *self.right.dims)
+        return math.prod(axis.size for axis in {axis for dim in dims for axis in list_axes(dim)})
+
+
+@lru_cache(maxsize=256)
+def place_operands(
+    left: Layout, right: Layout, left_labels: tuple[Label, ...], right_labels: tuple[Label, ...], out: tuple[str, ...]
+) -> Placement:
+    """Where operands are multiplied so that most devices share that, and of such ways one that receives fewest bytes.
+
+    One operand stays as it is, but for the dims that are summed over: these stay, and the products are added up, or
+    come to each device whole. With rows and columns of both operands on a grid, the latter is SUMMA:
+
+        f64[{x}4, {y}2] @ f64[{x}2, {y}4]
+            the first stays           f64[{x}4, {y}2] @ f64[{y}2, 8]    then f64[{x}4, 8] + sum{y} -> f64[{x}4, {y}4]
+            but comes whole along k   f64[{x}4, 4] @ f64[4, {y}4]       then f64[{x}4, {y}4]
+
+    Every rank decides by the layouts alone, and so alike.
+    """
+    operands = (left, left_labels), (right, right_labels)
+    larger = left.tile_bytes < right.tile_bytes
+    # Where the meshes differ, the larger operand says on which of them the result is.
+    homes = [larger, not larger] if left.mesh == right.mesh else [larger]
+    dtype = max(left.dtype, right.dtype, key=dtypes.bits)
+    reduction = "max" if dtype == "bool" else "sum"
+    ways: list[Placement] = []
+    for whole, swap in itertools.product((False, True), homes):
+        (home, home_labels), (guest, guest_labels) = reversed(operands) if swap else operands
+        # A dim that broadcasts comes to every rank, which moves one element.
+        dims = [
+            SINGLE if label is None else make_local_dim(dim.size) if whole and label not in out else dim
+            for label, dim in zip(home_labels, home.dims, strict=True)
+        ]
+        stays = replace(home, dims=tuple(dims))
+        fixed = _dims_by_label(dims, home_labels)
+        # On another mesh, the axes of the operand that moves say nothing about where the result could be.
+        own = _dims_by_label(guest.dims, guest_labels) if guest.mesh == stays.mesh else {}
+        used = {axis.axis for axis in stays.held}
+        placed: list[Dim] = []
+        for dim, label in zip(guest.dims, guest_labels, strict=True):
+            if label is None:
+                placed.append(SINGLE)
+            elif label in fixed:  # A common dim is needed as the other operand has it.
+                placed.append(fixed[label])
+            else:  # An axis that holds a dim of the operand that stays has no room for a dim of the other one.
+                free = label in own and used.isdisjoint(axis.axis for axis in list_axes(dim))
+                placed.append(dim if free else make_local_dim(dim.size))
+        comes = Layout(stays.mesh, tuple(placed), guest.dtype)
+        by_label = {**_dims_by_label(comes.dims, guest_labels), **fixed}
+        result = [by_label[label] for label in out]
+        summed = [axis for label, dim in by_label.items() if label not in out for axis in list_axes(dim)]
+        product = Layout(stays.mesh, tuple(result), dtype, reduction if summed else None, tuple(summed))
+        if summed:
+            # One plan adds the summands and splits the result: a reduce-scatter receives half of what an all-reduce
+            # does. Dims of the operand that moved are split again as they were, where the axes are free.
+            used = {axis.axis for axis in product.held}
+            for at, label in enumerate(out):
+                names = {axis.axis for axis in list_axes(own.get(label, SINGLE))}
+                if names and not list_axes(result[at]) and used.isdisjoint(names):
+                    result[at] = own[label]
+                    used |= names
+        ends = (comes, stays) if swap else (stays, comes)
+        ways.append(Placement(*ends, product, replace(product, dims=tuple(result), partial=(), reduction=None)))
+    most = max(way.count_devices() for way in ways)
+    best = [*dict.fromkeys(way for way in ways if way.count_devices() == most)]
+    if len(best) == 1:  # Plans for long tables of owners take a while.
+        return best[0]
+
+    def count_received(way: Placement) -> int:
+        moves = (left, way.left), (right, way.right), (way.product, way.result)
+        return sum(find_plan(*move, PlanOptions()).received_bytes for move in moves)
+
+    return min(best, key=count_received)
 
 
 def _dims_by_label(dims: Sequence[Dim], labels: Sequence[Label]) -> dict[str, Dim]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from reshard.errors import LayoutError, TileError
 from reshard.mpi import DistArray
 from reshard.mpi.numpy_protocol.array_reductions import norm
+from reshard.mpi.numpy_protocol.contractions import place_operands
 from reshard.mpi.numpy_protocol.tiled_array import align_layouts, apply_elementwise
 from reshard.types import Layout, Mesh
 from tests.mpi import running
@@ -255,6 +257,23 @@ def test_products_refuse_shapes_and_operands_that_do_not_fit() -> None:
             call()
     with pytest.raises(TypeError, match="to_global"):
         np.matmul(array(LEFT), array(RIGHT), out=array(LEFT))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "placed"),
+    [
+        # SUMMA: a ninth of what is received where one stays and large products are added up.
+        ("[{x}4096, {y}256]", "[{x}256, {y}4096]", "[{x}4096, 512] [512, {y}4096] [{x}4096, {y}4096]"),
+        ("[{x}4096, {y}256]", "[{x}256, {y}2]", "[{x}4096, {y}256] [{y}256, 4] [{x}4096, 4] + sum{y}"),
+        ("[{x}2, {y}256]", "[{x}256, {y}4096]", "[4, {x}256] [{x}256, {y}4096] [4, {y}4096] + sum{x}"),
+        # The sum is larger than both operands, but its devices share the products.
+        ("[64, {x}{y}2]", "[{x}{y}2, 64]", "[64, {x}{y}2] [{x}{y}2, 64] [64, 64] + sum{x}{y}"),
+    ],
+)
+def test_products_are_made_where_least_is_received(left: str, right: str, placed: str) -> None:
+    ends = [Layout.parse(f"f32{text}", Mesh(x=2, y=2)) for text in (left, right)]
+    way = place_operands(*ends, ("m", "k"), ("k", "n"), ("m", "n"))
+    assert [str(way.left), str(way.right), str(way.product)] == [f"f32{text}" for text in re.split(r" (?=\[)", placed)]
 
 
 MISSED = ["special.reductions", "special.errors", "special.layouts"]
