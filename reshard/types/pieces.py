@@ -75,7 +75,11 @@ class Pieces:
             raise LayoutError(f"a piece has {shortest} elements; sizes are at least 0 and at most {MOST} (whole sizes)")
         if not shortest:
             numbers, lengths = array("q", itertools.compress(numbers, lengths)), array("q", filter(None, lengths))
-        if len(starts := list_changes(numbers)) < len(numbers):
+        alike = map(operator.eq, numbers, itertools.islice(numbers, 1, None))
+        if np is not None:
+            alike = [bool((np.asarray(numbers)[1:] == np.asarray(numbers)[:-1]).any())]
+        if any(alike):
+            starts = list_changes(numbers)
             parts = itertools.pairwise((*starts, len(numbers)))
             lengths = array("q", [min(sum(lengths[low:high]), MOST + 1) for low, high in parts])
             numbers = array("q", map(numbers.__getitem__, starts))
@@ -114,8 +118,9 @@ class Pieces:
         table = read_table(owners, "owners")
         starts = list_changes(table)
         if (np := loaded_numpy(len(starts))) is not None:
-            at = np.asarray(starts)
-            return cls(np.diff(at, append=len(table)), np.asarray(table)[at], count)
+            lengths, numbers = np.diff(starts, append=len(table)), np.asarray(table)[starts]
+            del table, starts  # Tables of ten millions take 80 MB each.
+            return cls(lengths, numbers, count)
         ends = itertools.chain(itertools.islice(starts, 1, None), [len(table)])
         return cls(array("q", map(operator.sub, ends, starts)), array("q", map(table.__getitem__, starts)), count)
 
