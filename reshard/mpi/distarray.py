@@ -14,7 +14,7 @@ from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import AgreementError, LayoutError, PlanError, TileError, quoted, shortened
-from reshard.lower.to_mpi import list_fetches, seat_of
+from reshard.lower.to_mpi import seat_of
 from reshard.mpi import files
 from reshard.mpi.gathers import ArrayInTiles, RowGather, make_fetch, want_halo, want_rows
 from reshard.mpi.numpy_protocol.numpy_methods import NumpyMethods
@@ -38,11 +38,11 @@ from reshard.mpi.tile_checks import (
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import in_native_order, numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, check_limit, collective, run_together
-from reshard.runtime.on_mpi.copies.strided_copy import copy_view, pair_views, view_as_words
 from reshard.runtime.on_mpi.global_array import (
     clear_padding,
     global_indices,
     index_ranges,
+    order_by_owner,
 )
 from reshard.runtime.on_mpi.prepare import Request, check_seats, prepare_tile, read_options
 from reshard.runtime.on_mpi.repeated import (
@@ -221,10 +221,13 @@ class DistArray(NumpyMethods):
         def fill(_: Call, tile: Array) -> None:
             seat = seat_of(layout.mesh, comm.rank, comm.size)
             if seat is not None:
-                whole = view_as_words(in_native_order(np.asarray(array)))
-                for blocks in list_fetches(replicate_layout(layout, Mesh()), layout, 0, None, seat).values():
-                    for pair in pair_views(blocks, view_as_words(tile), whole):
-                        copy_view(*pair)
+                part = in_native_order(np.asarray(array))
+                for dim in range(part.ndim):
+                    index = global_indices(layout, dim, seat)
+                    one_run = bool(index.size) and index[-1] - index[0] == index.size - 1
+                    key = slice(index[0], index[-1] + 1) if one_run else index
+                    part = part[(slice(None),) * dim + (key,)]
+                true_part(tile, layout, seat)[...] = part
 
         if root is None:
             held = new_held(layout, comm, limit, lambda: "from_global (root=None)", dtype_of, fill, clear=True)
@@ -234,10 +237,14 @@ class DistArray(NumpyMethods):
             element = dtype_of()
             check_seats(check_layout(layout, "layout"), layout, team.size)
             source = replicate_layout(layout, Mesh({"root": 1}, device_ids=[int(root)]))
-            target = with_ranks_as_ids(layout, team.size)
+            # The root puts rows by owner one after another: then they move as intervals, however many runs they are.
+            intervals, orders = order_by_owner(layout)
+            target = with_ranks_as_ids(intervals, team.size)
             held, into = absent_tile(source, element), None
             if team.rank == root:
                 whole = in_native_order(np.asarray(array))
+                for dim, order in orders:
+                    whole = whole.take(order, dim)
                 # Where no other rank has a tile, the root's would be the caller's array itself.
                 held = WindowTile(np.array(whole, order="C", copy=True if target.mesh.size == 1 else None))
             if seat_of(target.mesh, team.rank, team.size) is None:
@@ -248,7 +255,7 @@ class DistArray(NumpyMethods):
             def run(team: Team, watch: Watch) -> DistArray:
                 return cls._of(layout, move_tile(team, watch, launch, held, into, None), comm)
 
-            return ReadyCall(f"from_global: {request}", post_tile(held, into), run)
+            return ReadyCall(f"from_global: {request} in {layout}", post_tile(held, into), run)
 
         return run_together(comm, limit, prepare)
 
@@ -455,6 +462,15 @@ class DistArray(NumpyMethods):
         """The whole array on the rank `root`, and None on the others; with root None, the array on all ranks."""
         if self._layout.partial:
             return self.redistribute(replace(self._layout, partial=()), limit=limit).to_global(root, limit=limit)
+        intervals, orders = order_by_owner(self._layout)
+        if orders:
+            # What moves is intervals, which all ranks take for the same table once they have agreed on it.
+            with collective(self._comm, limit, lambda _: None, lambda _: f"to_global {self._layout}"):
+                gathered = DistArray._of(intervals, self._held, self._comm)
+            whole = gathered.to_global(root, limit=limit)
+            for dim, order in orders:
+                whole = None if whole is None else whole.take(np.argsort(order), dim)
+            return whole
         if root is None:
             everyone = self._layout.mesh if self._layout.mesh.size == self.comm.size else Mesh(rank=self.comm.size)
             return self.redistribute(replicate_layout(self._layout, everyone), limit=limit).tile

@@ -20,7 +20,7 @@ from reshard.lower.to_mpi import devices_by_id
 from reshard.runtime.numpy_tiles import without_padding
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.types import Digit, Dim, Layout
+from reshard.types import Digit, Dim, Layout, Pieces
 from reshard.types.view import View, Window
 
 
@@ -61,6 +61,25 @@ def global_indices(layout: Layout, dim: int, seat: int) -> NDArray[np.int64]:
     starts, lengths = (np.asarray(table)[mine] for table in (pieces.starts, pieces.lengths))
     index: NDArray[np.int64] = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
     return index + np.arange(index.size)
+
+
+def order_by_owner(layout: Layout) -> tuple[Layout, list[tuple[int, NDArray[np.intp]]]]:
+    """The same tiles as intervals, one after another, of an array with its rows in another order; and for each dim in
+    another order, which index of the array comes where.
+
+    >>> from reshard.types import Mesh
+    >>> intervals, orders = order_by_owner(Layout.parse("f32[{x}(2@1,3@0,1@1), 4]", Mesh(x=2)))
+    >>> str(intervals), orders
+    ('f32[{x}3, 4]', [(0, array([2, 3, 4, 0, 1, 5]))])
+    """
+    dims, orders = list(layout.dims), list[tuple[int, NDArray[np.intp]]]()
+    for at, (digits, size, pieces) in enumerate(layout.dims):
+        if pieces is not None and not pieces.is_intervals:
+            # Numbers as small as can be are sorted by their digits.
+            owners = np.asarray(pieces.numbers).astype(np.min_scalar_type(pieces.count))
+            orders.append((at, np.argsort(np.repeat(owners, pieces.lengths), kind="stable")))
+            dims[at] = Dim(digits, size, Pieces.from_sizes(pieces.sizes))
+    return replace(layout, dims=tuple(dims)), orders
 
 
 def clear_padding(layout: Layout, seat: int, tile: NDArray[Any]) -> None:
