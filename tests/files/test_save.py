@@ -222,7 +222,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, format: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["safetensors", "file", "zarr"])
+@pytest.mark.parametrize("format", ["safetensors", "zarr", pytest.param("file", marks=pytest.mark.sweep)])
 def test_killed_saves_leave_one_whole_checkpoint(format: str):
     command = [sys.executable, "benchmarks/save_kills.py", "--kills", "6", "--seed", "3", "--format", format]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

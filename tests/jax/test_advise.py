@@ -54,7 +54,7 @@ def test_the_line_first_and_as_good_as_repaired():
 
 
 OTHERS = sorted(set(BY_NAME) - {"argument"})
-SLOW = ["expert_tokens", "channels_split", "decode_scores"]
+SLOW = ["expert_tokens", "channels_split"]
 """Those whose search takes a few seconds; it takes up to a minute for each of the rest."""
 
 

@@ -124,7 +124,7 @@ def test_programs_are_compiled_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sampled([AUTO, EXPLICIT], AUTO), ids=str)
+@pytest.mark.parametrize("kind", sampled([AUTO, EXPLICIT], AUTO, rest=pytest.mark.sweep), ids=str)
 def test_a_tree_of_many_kinds(kind: Any) -> None:
     """Sources, targets, shapes, dtypes and weak types that differ; stacks and single arrays."""
     choose = random.Random(3)

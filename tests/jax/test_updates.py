@@ -48,14 +48,15 @@ def stale_array(meaning: Any, stale: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return meaning(WIDE), meaning(np.where(stale, -1, WIDE).astype("float32"))
 
 
-SLOW = ("in another order", "a view", "a cast", "both", "overlapping")
+MARKS = dict.fromkeys(("in another order", "a view", "both"), pytest.mark.slow)
+MARKS |= dict.fromkeys(("a cast", "overlapping"), pytest.mark.sweep)
 
 
 @pytest.mark.parametrize(
     ("name", "host"),
     [
         *(pytest.param(name, True, id=name) for name in CASES),
-        *(pytest.param(n, False, id=f"{n}-programs", marks=pytest.mark.slow if n in SLOW else ()) for n in CASES),
+        *(pytest.param(n, False, id=f"{n}-programs", marks=MARKS.get(n, ())) for n in CASES),
     ],
 )
 def test_what_has_changed_moves(monkeypatch: pytest.MonkeyPatch, name: str, host: bool):

@@ -572,10 +572,9 @@ def shortest(plan: Plan) -> int:
 @pytest.mark.parametrize(
     ("mesh", "shape", "donate"),
     [
-        (FOUR, (4, 4), False),
-        pytest.param(FOUR, (4, 4), True, marks=pytest.mark.sweep),
-        pytest.param(SIX, (6, 6), False, marks=pytest.mark.sweep),
-        (SIX, (6, 6), True),
+        (FOUR, (4, 4), True),
+        pytest.param(FOUR, (4, 4), False, marks=pytest.mark.sweep),
+        *(pytest.param(SIX, (6, 6), each, marks=pytest.mark.sweep) for each in (False, True)),
     ],
     ids=str,
 )
