@@ -1,9 +1,11 @@
 """A gather of neighbours' rows beside the same by hand: packing, `Ineighbor_alltoallv` on a graph of ranks, `Wait`.
 
     reshard run -n 4 benchmarks/mpi_neighbours.py [--seed N] [--nodes 4] [--repeats 15] [--cases 6]
+    python benchmarks/mpi_neighbours.py --sizes 16 1024 16384
 
-Each case is a random graph whose vertices lie in pieces of random sizes, or by random owner; features are of 8 B to
-2 KiB. Each rank needs the rows of its vertices' neighbours that other ranks have. Ways, in turns, each after a barrier:
+The first case is the mesh of examples/neighbour_averaging.py. Each other one is a random graph whose vertices lie in
+pieces of random sizes, or by random owner; features are of 8 B to 2 KiB. Each rank needs the rows of its vertices'
+neighbours that other ranks have. Ways, in turns, each after a barrier:
 
     prepared    `x.prepare_gather(needed)`, then `gather(out=)`
     once        `x.gather_rows(needed)`, which makes out anew who has what
@@ -12,6 +14,9 @@ Each case is a random graph whose vertices lie in pieces of random sizes, or by 
 Seconds are medians of the slowest rank; what is printed are ratios to `by hand`, and what a rank receives. With
 `--nodes` the ranks are on as many pretended nodes, and rows go in messages in place of shared memory. The seed is
 printed; `--seed` repeats one.
+
+With `--sizes`, in one process: what one rank takes to make out whom to ask for what, in jobs of so many ranks, where it
+has 1,000 rows and needs 100 of each of ten others. Seconds are medians, with nothing cached but the layout's table.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
+from examples.neighbour_averaging import POINTS, VALUES, make_mesh
+from reshard.lower.to_mpi import pick_boxes
 from reshard.mpi import DistArray
 from reshard.runtime.on_mpi.team import team_of
 
@@ -51,6 +58,15 @@ def draw_case(choose: random.Random) -> tuple[rs.Layout, np.ndarray, np.ndarray]
     moved = seeded.integers(0, vertices, vertices // 10)
     owners[moved] = seeded.integers(0, COMM.size, len(moved))
     return rs.Layout.from_owners(owners, mesh, (vertices, width), "f64"), owners, graph
+
+
+def take_example() -> tuple[rs.Layout, np.ndarray, np.ndarray]:
+    """The same of the example, with the longest list for every vertex: a vertex with fewer neighbours has its own."""
+    averages, owners = make_mesh()
+    degrees = np.diff(averages.indptr)
+    graph = np.repeat(np.arange(POINTS)[:, None], degrees.max(), axis=1)
+    graph[np.arange(degrees.max()) < degrees[:, None]] = averages.indices
+    return rs.Layout.from_owners(owners, rs.Mesh(x=COMM.size), (POINTS, VALUES), "f64"), owners, graph
 
 
 def prepare_by_hand(tile: np.ndarray, owners: np.ndarray, needed: np.ndarray) -> Callable[[], np.ndarray]:
@@ -92,22 +108,53 @@ def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, 
     return {name: statistics.median(taken[2:]) for name, taken in times.items()}
 
 
+def list_figures(size: int, seed: int) -> str:
+    """The messages, rows and seconds of one rank of a job of this size, by sizes of pieces and by owner."""
+    seeded = np.random.default_rng(seed)
+    mesh, rank, shown = rs.Mesh(x=size), size // 2, [f"{size:8,}"]
+    sizes, owners = [1_000] * size, np.repeat(np.arange(size), 1_000)
+    sizes[0], sizes[1] = 500, 1_500
+    order = seeded.permutation(size * 1_000).reshape(size, 1_000)
+    owners[order.ravel()] = np.repeat(np.arange(size), 1_000)
+    others = (rank + np.array([-5, -4, -3, -2, -1, 1, 2, 3, 4, 5])) % size
+    runs = (others[:, None] * 1_000 + 600 + seeded.permutation(400)[:100]).ravel()
+    for layout, needed in (
+        (rs.Layout.from_sizes(sizes, mesh, (size * 1_000, 16), "f64"), runs),
+        (rs.Layout.from_owners(owners, mesh, (size * 1_000, 16), "f64"), order[others, :100].ravel()),
+    ):
+        taken: list[float] = []
+        nodes, columns = tuple(range(size)), np.arange(16)
+        for _ in range(20):
+            start = time.perf_counter()
+            picks = pick_boxes(layout, [needed, columns], rank, nodes)
+            taken.append(time.perf_counter() - start)
+        rows = sum(box.elements for box in picks.boxes) // 16
+        shown.append(f"{len(picks.boxes):11}{rows:8,}{statistics.median(taken) * 1e3:9.3f}")
+    return "".join(shown)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cases", type=int, default=6)
+    parser.add_argument("--sizes", type=int, nargs="*")
     options = parser.parse_args()
     seed = COMM.bcast(random.randrange(10**6) if options.seed is None else options.seed)
     choose = random.Random(seed)
+    if options.sizes:
+        print(f"seed {seed}\n   ranks   messages    rows       ms   by owner    rows       ms")
+        for size in options.sizes:
+            print(list_figures(size, seed))
+        return
     team_of(COMM, nodes=options.nodes)
     if COMM.rank == 0:
         print(f"seed {seed}, {COMM.size} ranks, {options.nodes} nodes, {MPI.Get_library_version().split(',')[0][:24]}")
         print("rows received   bytes a row   by hand us   prepared   once")
     ratios: list[tuple[float, float]] = []
-    for _ in range(options.cases):
-        layout, owners, graph = draw_case(choose)
+    for case in range(options.cases):
+        layout, owners, graph = draw_case(choose) if case else take_example()
         mine = np.flatnonzero(owners == COMM.rank)
         needed = np.unique(graph[mine])
         needed = needed[owners[needed] != COMM.rank]

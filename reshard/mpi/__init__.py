@@ -5,6 +5,7 @@
     prepare(source, target, comm)               the same for many moves between two layouts, agreed on once
     MoveHandle, StartedMove                     what `prepare` and a handle's `start` return
     DistArray(layout, tile, comm)               a distributed array: layout, tile and communicator in one object
+    RowGather                                   what `prepare_gather` and `prepare_halo` of an array return
     relabelled(source, target)                  the target with tiles assigned to ranks so that the fewest bytes move
     schedule_figures(source, target, rank=)     what a rank takes to work out its messages, without the others
     ScheduleFigures                             what it returns: seconds, bytes, sends and receives
@@ -28,6 +29,7 @@ from reshard.mpi.launch import launch as launch
 
 if TYPE_CHECKING:
     from reshard.mpi.distarray import DistArray as DistArray
+    from reshard.mpi.gathers import RowGather as RowGather
     from reshard.mpi.handles import MoveHandle as MoveHandle
     from reshard.mpi.handles import StartedMove as StartedMove
     from reshard.mpi.handles import prepare as prepare
@@ -45,6 +47,7 @@ _HOME = {
     "DistArray": "reshard.mpi.distarray",
     "MoveHandle": "reshard.mpi.handles",
     "RAW": "reshard.mpi.tile_checks",
+    "RowGather": "reshard.mpi.gathers",
     "ScheduleFigures": "reshard.mpi.measurements",
     "StartedMove": "reshard.mpi.handles",
     "calibrate": "reshard.mpi.measurements",
