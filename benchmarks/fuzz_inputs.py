@@ -884,7 +884,7 @@ def _checkpoint_texts() -> list[str]:
 
 
 def take_checkpoint_text(text: str) -> None:
-    from reshard.types.stored import Checkpoint
+    from reshard.plans.stored import Checkpoint
 
     ckpt = Checkpoint.from_json(text)
     must(Checkpoint.from_json(ckpt.to_json()) == ckpt, "a checkpoint is not written as itself")

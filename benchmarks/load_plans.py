@@ -25,10 +25,10 @@ from collections.abc import Iterator
 import reshard as rs
 from reshard.plans.load_plan import LoadPlan
 from reshard.plans.rules.bounds import lower_bound
+from reshard.plans.stored import ChunkGrid, Stored, StoredPiece
 from reshard.synth.reading import ReadOptions, plan_reading
 from reshard.synth.reading.as_read import list_idle_axes
 from reshard.types.dims import Digit, fit_digits
-from reshard.types.stored import ChunkGrid, Stored, StoredPiece
 
 READ_SIZE = 1 << 20
 ITEM = {"bfloat16": 2, "float32": 4, "int8": 1}

@@ -23,6 +23,6 @@ from reshard.files.save import PendingSave as PendingSave
 from reshard.files.save import save as save
 from reshard.files.save import start as start
 from reshard.plans.load_plan import LoadPlan as LoadPlan
+from reshard.plans.stored import Checkpoint as Checkpoint
+from reshard.plans.stored import Stored as Stored
 from reshard.runtime.on_files.engine import ReadCounts as ReadCounts
-from reshard.types.stored import Checkpoint as Checkpoint
-from reshard.types.stored import Stored as Stored

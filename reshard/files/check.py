@@ -23,6 +23,7 @@ import numpy as np
 
 from reshard.errors import ChecksumError, FileError
 from reshard.files.open import open as open_checkpoint
+from reshard.plans.stored import Checkpoint, ChunkGrid
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.drivers import Missing, check_missing, open_driver
 from reshard.runtime.on_files.formats.metadata_files import file_error, open_regular
@@ -39,7 +40,6 @@ from reshard.runtime.on_files.sidecar import (
     write_sums,
 )
 from reshard.types import dtypes
-from reshard.types.stored import Checkpoint, ChunkGrid
 from reshard.types.units import bytes_text, counted
 
 _AT_ONCE = 1 << 23

@@ -20,6 +20,7 @@ from reshard.names import Table
 from reshard.plans.load_plan import LoadPlan
 from reshard.plans.manifest import Manifest
 from reshard.plans.plan_data import flatten_tree
+from reshard.plans.stored import Checkpoint
 from reshard.runtime.on_files.drivers import check_missing
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, WantedTiles
 from reshard.runtime.on_files.host_load import load_in_process
@@ -28,7 +29,6 @@ from reshard.runtime.on_files.sidecar import BlockChecks, find_checks
 from reshard.show.load_progress import show_load_progress
 from reshard.types.layout import Layout
 from reshard.types.move import Move
-from reshard.types.stored import Checkpoint
 from reshard.types.whole import checked_flag
 
 

@@ -17,9 +17,9 @@ import reshard.names
 from reshard.errors import FileError, MissingTensorError, PlanError, did_you_mean, quoted
 from reshard.names import NamedView, Table
 from reshard.names.table import list_moves
+from reshard.plans.stored import Checkpoint
 from reshard.types.layout import Layout
 from reshard.types.move import Move
-from reshard.types.stored import Checkpoint
 from reshard.types.whole import check_kind
 
 _LISTED = 8
@@ -66,7 +66,7 @@ def name_moves(
     `PlanError` for a table that does not fit the checkpoint.
 
     >>> from reshard.types import Mesh
-    >>> from reshard.types.stored import Stored, StoredPiece
+    >>> from reshard.plans.stored import Stored, StoredPiece
     >>> piece = StoredPiece(((0, 4), (0, 2)), 0, 80, 32)
     >>> stored = {f"0.{name}": Stored(f"0.{name}", "float32", (4, 2), (piece,)) for name in ("gate", "up")}
     >>> ckpt = Checkpoint("model", "safetensors", (), stored)

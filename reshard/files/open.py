@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from os import PathLike
 
+from reshard.plans.stored import Checkpoint
 from reshard.runtime.on_files.formats import read_checkpoint
-from reshard.types.stored import Checkpoint
 
 
 def open(path: str | PathLike[str]) -> Checkpoint:

@@ -24,12 +24,12 @@ from reshard.files.open import open as open_checkpoint
 from reshard.names import Table
 from reshard.plans.load_plan import LoadPlan
 from reshard.plans.plan_data import flatten_tree
+from reshard.plans.stored import Checkpoint, StoredFile
 from reshard.synth import Network
 from reshard.synth.options import read_budget, read_network
 from reshard.synth.reading import ReadOptions, plan_reading
 from reshard.types.layout import Layout
 from reshard.types.move import Move
-from reshard.types.stored import Checkpoint, StoredFile
 from reshard.types.whole import whole
 
 _LISTED = 8

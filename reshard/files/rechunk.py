@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 from reshard.errors import BudgetError, FileError, did_you_mean, quoted
 from reshard.files.open import open as open_checkpoint
 from reshard.plans.rechunk_plan import ArrayRechunk, RechunkPlan, RechunkTask
+from reshard.plans.stored import Checkpoint
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together, sync_files, sync_folder
 from reshard.runtime.on_files.drivers import check_missing, create_stored, describe_stored_array, open_driver
@@ -35,7 +36,6 @@ from reshard.runtime.on_files.stored_boxes import (
 from reshard.synth.options import read_budget
 from reshard.synth.rechunking import plan_rechunking
 from reshard.types import dtypes
-from reshard.types.stored import Checkpoint
 from reshard.types.units import shape_text
 
 Chunks = Sequence[int] | Mapping[str, Any]

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, FileError, LayoutError, quoted, shortened
 from reshard.lower.to_files.file_writes import LEAST, count_run_bytes, has_whole_chunks, list_file_writes
+from reshard.plans.stored import Stored
 from reshard.runtime import simulate
 from reshard.runtime.numpy_tiles import as_array, in_native_order, with_padding
 from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together, remove_remains
@@ -48,7 +49,6 @@ from reshard.types.dtypes import canonical
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.move import Move
-from reshard.types.stored import Stored
 from reshard.types.units import parse_bytes
 
 Array = NDArray[Any]

@@ -32,6 +32,7 @@ from reshard.geometry.blocks import Axis, Block
 from reshard.lower.to_mpi import Fetches, list_fetches
 from reshard.mpi.saving import RankProcesses
 from reshard.mpi.tile_checks import RAW, element_dtype
+from reshard.plans.stored import StoredFile, StoredPiece
 from reshard.runtime.on_files.commit import NewFile, remove_remains
 from reshard.runtime.on_files.formats.metadata_files import open_regular
 from reshard.runtime.on_files.formats.npy import (
@@ -46,7 +47,6 @@ from reshard.runtime.on_files.sidecar import SIDECAR
 from reshard.runtime.on_files.writing import NewCheckpoint, PieceWrite
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, pair_views, view_as_words
 from reshard.types import Layout
-from reshard.types.stored import StoredFile, StoredPiece
 
 Folder = str | PathLike[str]
 

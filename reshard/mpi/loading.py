@@ -26,6 +26,7 @@ from reshard.errors import RankError, ReshardError
 from reshard.lower.to_mpi import device_of, seat_of
 from reshard.plans.load_plan import LoadPlan, Wave
 from reshard.plans.plan import TreePlan
+from reshard.plans.stored import Checkpoint
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.drivers import Missing
@@ -49,7 +50,6 @@ from reshard.runtime.on_mpi.team import TIME_LIMIT, Facts, Team, Watch
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile
 from reshard.show.load_progress import show_load_progress
 from reshard.types.layout import Layout
-from reshard.types.stored import Checkpoint
 
 Array = NDArray[Any]
 T = TypeVar("T")

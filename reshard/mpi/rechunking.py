@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from reshard.errors import RankError, ReshardError
 from reshard.geometry.blocks import Block
 from reshard.plans.rechunk_plan import ArrayRechunk
+from reshard.plans.stored import Box
 from reshard.runtime.account import Account
 from reshard.runtime.on_files.commit import Processes, raise_together
 from reshard.runtime.on_files.rechunking import BoxReader, BoxWriter, list_shares
@@ -33,7 +34,6 @@ from reshard.runtime.on_mpi.direct_moves import Direct, move_directly, pull_from
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.wire.chunks import messages_between
 from reshard.runtime.on_mpi.wire.message_exchange import Call
-from reshard.types.stored import Box
 
 Array = NDArray[Any]
 

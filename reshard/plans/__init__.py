@@ -6,6 +6,7 @@
     descriptors.py          plans as lists of transfers, for other transports
     rules/                  one typing rule a collective, and the bounds, parts and loads that fold over them
     rechunk_plan.py         what other chunks of a stored array cost: regions, windows, spills
+    stored.py               what is stored in files, which loads read
     manifest.py             what both sides of a move must agree on
     pipeline.py             a plan to other devices in parts that overlap
 

@@ -32,10 +32,10 @@ from reshard.plans.plan import ShownPlan, TreePlan, device_kinds
 from reshard.plans.plan_data import FORMAT, check_format, compare_figures
 from reshard.plans.rules.bounds import busiest_bytes, joint_lower_bound
 from reshard.plans.rules.collectives import received_in_step
+from reshard.plans.stored import Box
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.stored import Box
 from reshard.types.units import bytes_text, counted, seconds_text
 
 DECODED = 2 << 20

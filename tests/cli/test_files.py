@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import reshard as rs
-from reshard.types.stored import Checkpoint
+from reshard.plans.stored import Checkpoint
 
 
 def test_tensors_are_shown(call, tmp_path: Path):

@@ -11,9 +11,9 @@ from unittest import mock
 
 import numpy as np
 
+from reshard.plans.stored import Box, Checkpoint, Stored, StoredFile
 from reshard.runtime.on_files import engine
 from reshard.runtime.on_files.formats.tensorstore_arrays import RequestCounts
-from reshard.types.stored import Box, Checkpoint, Stored, StoredFile
 
 
 def write_pieces(path: Path, stored: Mapping[str, Stored], arrays: Mapping[str, np.ndarray]) -> Checkpoint:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reshard.types.stored import Checkpoint
+from reshard.plans.stored import Checkpoint
 
 
 def read_pieces(ckpt: Checkpoint, name: str, dtype: np.dtype) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reshard.errors import FileError
-from reshard.types.stored import NO_FILE, Checkpoint, ChunkGrid, Stored, StoredFile, StoredPiece
+from reshard.plans.stored import NO_FILE, Checkpoint, ChunkGrid, Stored, StoredFile, StoredPiece
 
 FILES = (StoredFile("a/0.bin", 4096, 17), StoredFile("a/1.bin", 64, 18), StoredFile("a/index.json", 9, 19))
 BOXES = (((0, 4), (0, 8)), ((4, 7), (0, 8)))

@@ -14,8 +14,8 @@ import zarr
 
 import reshard as rs
 from reshard.errors import FileError, MissingTensorError
+from reshard.plans.stored import Checkpoint, Stored
 from reshard.runtime.on_files.drivers import NewArray, check_missing, create_stored, describe_stored_array, open_driver
-from reshard.types.stored import Checkpoint, Stored
 
 WHOLE = np.arange(10 * 12, dtype="float32").reshape(10, 12)
 DATA = Path(__file__).parent.parent / "data"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from reshard.errors import FileError
+from reshard.plans.stored import Box, Stored, StoredPiece
 from reshard.runtime.on_files.formats.metadata_files import check_cover
-from reshard.types.stored import Box, Stored, StoredPiece
 
 
 def cut_at_random(choose: random.Random, box: Box, cuts: int) -> list[Box]:

@@ -14,12 +14,12 @@ from safetensors.numpy import save_file
 import reshard as rs
 from reshard.errors import ChecksumError, FileError, MissingTensorError, PlanError
 from reshard.lower.to_files.file_reads import list_file_reads, list_spans
+from reshard.plans.stored import ChunkGrid
 from reshard.runtime.on_files import engine, result_memory
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, read_tiles
 from reshard.runtime.on_files.host_load import load_in_process
 from reshard.synth.reading import plan_reading
 from reshard.types.meaning import meaning
-from reshard.types.stored import ChunkGrid
 from tests.files.load_files import chunks_of, write_pieces
 from tests.synth.loads import draw_problem, expect, fill, store
 

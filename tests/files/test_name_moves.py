@@ -9,8 +9,8 @@ import pytest
 import reshard as rs
 from reshard.errors import FileError, MissingTensorError, PlanError
 from reshard.files.name_moves import list_target_types, name_moves
+from reshard.plans.stored import Checkpoint, Stored, StoredPiece
 from reshard.types.layout import Layout
-from reshard.types.stored import Checkpoint, Stored, StoredPiece
 
 SIZES = {"heads": 8, "kv_heads": 4, "tp": 2}
 LAYER = "model.layers.0."

@@ -19,11 +19,11 @@ from safetensors.numpy import save_file
 import reshard as rs
 from reshard.errors import AgreementError, ChecksumError, FileError, MissingTensorError
 from reshard.mpi.loading import load_on_ranks
+from reshard.plans.stored import ChunkGrid, StoredFile
 from reshard.runtime.on_files import engine
 from reshard.runtime.on_files.engine import ReadCounts
 from reshard.runtime.on_mpi.team import team_of
 from reshard.synth.reading import plan_reading
-from reshard.types.stored import ChunkGrid, StoredFile
 from tests.files.load_files import chunks_of, describe_file, write_pieces
 from tests.mpi.moving import LIMIT, check_refused
 from tests.mpi.worker import Case

@@ -13,10 +13,10 @@ import numpy as np
 
 import reshard as rs
 from reshard.plans.load_plan import LoadPlan, Reading
+from reshard.plans.stored import ChunkGrid, Stored, StoredPiece
 from reshard.synth.reading import ReadOptions
 from reshard.types import Digit, Dim, Pieces
 from reshard.types.meaning import meaning
-from reshard.types.stored import ChunkGrid, Stored, StoredPiece
 
 Arrays = Mapping[str, np.ndarray]
 

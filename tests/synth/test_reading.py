@@ -10,8 +10,8 @@ import pytest
 import reshard as rs
 from reshard.errors import BudgetError
 from reshard.plans.load_plan import LoadPlan
+from reshard.plans.stored import ChunkGrid, Stored
 from reshard.synth.reading import ReadOptions, choose_as_read, plan_reading
-from reshard.types.stored import ChunkGrid, Stored
 from tests.synth.loads import clip, count_readers, draw_problem, expect, fill, run_load, store
 
 

@@ -22,8 +22,8 @@ from reshard.geometry.held import piece_runs
 from reshard.geometry.holders import tile_of
 from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.plans.load_plan import Reading
+from reshard.plans.stored import Box, ChunkGrid, Stored, StoredPiece
 from reshard.types.layout import Layout
-from reshard.types.stored import Box, ChunkGrid, Stored, StoredPiece
 
 
 class FileRead(NamedTuple):

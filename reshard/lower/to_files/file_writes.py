@@ -20,9 +20,9 @@ from reshard.errors import LayoutError, quoted
 from reshard.geometry.blocks import Block, cut_range
 from reshard.geometry.holders import Tile, tile_of
 from reshard.lower.to_files.file_reads import FileRead, list_file_reads
+from reshard.plans.stored import Box, Stored, StoredPiece
 from reshard.types import dtypes
 from reshard.types.layout import Layout
-from reshard.types.stored import Box, Stored, StoredPiece
 
 LEAST = 1 << 20
 """Bytes of a tile that a writer has at least, where several hold it."""

@@ -23,13 +23,13 @@ from typing import Any, Literal, Protocol
 from numpy.typing import NDArray
 
 from reshard.errors import FileError, MissingTensorError, quoted
+from reshard.plans.stored import Box, Checkpoint, ChunkGrid, Stored
 from reshard.runtime.on_files.formats.hdf5 import Hdf5Driver, create_hdf5, read_hdf5, read_hdf5_attributes
 from reshard.runtime.on_files.formats.metadata_files import box_text
 from reshard.runtime.on_files.formats.new_arrays import BoxToRead, NewArray, RequestCounts
 from reshard.runtime.on_files.formats.orbax import create_orbax, read_orbax, read_orbax_tree
 from reshard.runtime.on_files.formats.tensorstore_arrays import TensorStoreDriver, create_zarr, locate_store
 from reshard.runtime.on_files.formats.zarr import describe_zarr, read_zarr, write_zarr_attributes, write_zarr_group
-from reshard.types.stored import Box, Checkpoint, ChunkGrid, Stored
 from reshard.types.units import listed
 
 Missing = Literal["refuse", "fill"]

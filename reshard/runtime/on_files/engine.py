@@ -40,12 +40,12 @@ from reshard.lower.to_files.file_reads import (
 )
 from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.plans.load_plan import DECODED, Reading
+from reshard.plans.stored import Box, Checkpoint, Stored, StoredFile
 from reshard.runtime.on_files.drivers import Driver, Missing, open_driver
 from reshard.runtime.on_files.formats.new_arrays import BoxToRead
 from reshard.runtime.on_files.stored_boxes import cut_batches, select_part
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words, view_block
 from reshard.runtime.on_mpi.node.arena import call_libc
-from reshard.types.stored import Box, Checkpoint, Stored, StoredFile
 
 Array = NDArray[Any]
 
@@ -412,7 +412,7 @@ def read_tiles(
 
     >>> import tempfile
     >>> from reshard.types import Layout, Mesh
-    >>> from reshard.types.stored import StoredPiece
+    >>> from reshard.plans.stored import StoredPiece
     >>> with tempfile.NamedTemporaryFile() as file:
     ...     _ = file.write(np.arange(8, dtype="<f4").tobytes()), file.flush()
     ...     status = os.stat(file.name)

@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Self
 
+from reshard.plans.stored import Checkpoint
 from reshard.runtime.on_files.drivers import Missing
 from reshard.runtime.on_files.engine import CheckpointReader, LateDriver, ReadChecks, ReadCounts, WantedTiles
-from reshard.types.stored import Checkpoint
 
 _LEAST = 8 << 20
 """Bytes below which another thread is not worth its calls."""

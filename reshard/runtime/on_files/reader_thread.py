@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from reshard.errors import PlanError, quoted
 from reshard.plans.load_plan import LoadPlan, Wave
+from reshard.plans.stored import Box
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.engine import CheckpointReader, WantedTiles
 from reshard.types.layout import Layout
-from reshard.types.stored import Box
 
 Array = NDArray[Any]
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.plans.rechunk_plan import ArrayRechunk, Spill
+from reshard.plans.stored import Box
 from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together
 from reshard.runtime.on_files.stored_boxes import (
     STAGING,
@@ -34,7 +35,6 @@ from reshard.runtime.on_files.stored_boxes import (
     select_part,
     write_all,
 )
-from reshard.types.stored import Box
 
 
 class BoxReader(Protocol):

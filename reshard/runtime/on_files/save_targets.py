@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from reshard.errors import FileError, quoted
+from reshard.plans.stored import NO_FILE, Checkpoint, ChunkGrid, Stored
 from reshard.runtime.on_files.commit import (
     NewFile,
     PartFiles,
@@ -48,7 +49,6 @@ from reshard.runtime.on_files.sidecar import (
 )
 from reshard.runtime.on_files.writing import NewCheckpoint, PieceWrite, write_piece_runs
 from reshard.types import dtypes
-from reshard.types.stored import NO_FILE, Checkpoint, ChunkGrid, Stored
 
 STORES = ("zarr", "zarr2", "orbax", "orbax3", "hdf5")
 """Formats that a library writes."""

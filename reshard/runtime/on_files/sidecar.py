@@ -40,10 +40,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import ChecksumError, FileError, quoted, shortened
+from reshard.plans.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredPiece
 from reshard.types import dtypes
 from reshard.types.input_files import read_input
 from reshard.types.json_fields import Fields
-from reshard.types.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredPiece
 
 SIDECAR = "reshard.json"
 BLOCK = 1 << 20

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.lower.to_mpi.tile_blocks import list_strides
+from reshard.plans.stored import Box, Checkpoint, ChunkGrid, Stored, StoredPiece
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.commit import write_fully
 from reshard.runtime.on_files.drivers import Driver
 from reshard.runtime.on_files.formats.metadata_files import file_error
 from reshard.runtime.on_files.formats.new_arrays import NewArray
 from reshard.runtime.on_files.formats.npy import read_npy
-from reshard.types.stored import Box, Checkpoint, ChunkGrid, Stored, StoredPiece
 
 STAGING = 1 << 20
 """Bytes of the buffer through which elements go that lie otherwise in memory than in a file."""
@@ -233,7 +233,7 @@ def find_read_unit(stored: Stored, itemsize: int, least: int) -> tuple[int, ...]
 
     Parts of raw chunks divide them, so that they are a grid of the tensor, too.
 
-    >>> from reshard.types.stored import StoredPiece
+    >>> from reshard.plans.stored import StoredPiece
     >>> piece = StoredPiece(((0, 64), (0, 128), (0, 256)), 0, 0, 8388608)
     >>> find_read_unit(Stored("w", "float32", (64, 128, 256), (piece,)), 4, 65536)
     (1, 64, 256)

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from reshard.errors import FileError, quoted
 from reshard.geometry.blocks import Block
 from reshard.lower.to_files.file_writes import FileWrite
+from reshard.plans.stored import Stored, StoredPiece
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.commit import NewFile
 from reshard.runtime.on_files.formats.safetensors import DTYPES, INDEX, SAVE_ID
 from reshard.types import dtypes
-from reshard.types.stored import Stored, StoredPiece
 
 Array = NDArray[Any]
 

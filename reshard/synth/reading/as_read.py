@@ -26,12 +26,12 @@ from typing import NamedTuple
 
 from reshard.geometry.view_layouts import invert_view, split_over_atoms
 from reshard.plans.rules.bounds import lower_bound
+from reshard.plans.stored import ChunkGrid, Stored
 from reshard.types import dtypes
 from reshard.types.dims import Digit, Dim, fit_digits, tabulate_pieces
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.move import Move
-from reshard.types.stored import ChunkGrid, Stored
 from reshard.types.whole import primes
 
 READ_SIZE = 1 << 20

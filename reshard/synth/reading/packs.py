@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reshard.plans.load_plan import PackedPart
+from reshard.plans.stored import ChunkGrid, Stored
 from reshard.types.dims import Digit, fit_digits
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.stored import ChunkGrid, Stored
 
 
 class Pack(NamedTuple):
@@ -48,7 +48,7 @@ def pack_tensors(tensors: Sequence[Stored], mesh: Mesh, readers: Sequence[SubAxi
 
     With `whole`, each is read by one reader, flat or not.
 
-    >>> from reshard.types.stored import StoredPiece
+    >>> from reshard.plans.stored import StoredPiece
     >>> pieces = [StoredPiece(((0, size),), 0, at, 4 * size) for size, at in ((3, 80), (5, 92))]
     >>> tensors = [Stored(f"n{at}", "float32", (p.box[0][1],), (p,)) for at, p in enumerate(pieces)]
     >>> mesh = Mesh(x=2, y=2)

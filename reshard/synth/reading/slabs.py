@@ -15,10 +15,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from reshard.plans.stored import Box
 from reshard.types.dims import Digit, Dim, fit_digits
 from reshard.types.layout import Layout
 from reshard.types.move import Move
-from reshard.types.stored import Box
 from reshard.types.view import Atom, View, Window
 
 MOST_SLABS = 4096

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from reshard.plans.stored import Box, ChunkGrid, Stored, StoredPiece
 from reshard.synth.reading.as_read import list_units
 from reshard.synth.reading.packs import is_raw
 from reshard.types import dtypes
 from reshard.types.move import Move
-from reshard.types.stored import Box, ChunkGrid, Stored, StoredPiece
 from reshard.types.view import View, Window
 
 

@@ -24,6 +24,7 @@ from reshard.geometry.holders import multiply_by_piece, piece_columns
 from reshard.geometry.overlap import piece_extents
 from reshard.plans.load_plan import DECODED, DirectRead, LoadPlan, ReaderFigures, Reading, Wave, sum_by_process
 from reshard.plans.plan import TreePlan
+from reshard.plans.stored import NO_FILE, Box, ChunkGrid, Stored
 from reshard.synth.network import Network
 from reshard.synth.options import PlanOptions
 from reshard.synth.planner import find_tree_plan
@@ -46,7 +47,6 @@ from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.move import Move
-from reshard.types.stored import NO_FILE, Box, ChunkGrid, Stored
 from reshard.types.units import counted
 
 WAVE = 64 << 20

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from os import PathLike
 
 from reshard.errors import FileError, quoted, shortened
+from reshard.plans.stored import Checkpoint
 from reshard.runtime.on_files.formats.dcp import read_dcp
 from reshard.runtime.on_files.formats.hdf5 import ENDINGS, read_hdf5
 from reshard.runtime.on_files.formats.npy import read_npy
 from reshard.runtime.on_files.formats.orbax import read_orbax
 from reshard.runtime.on_files.formats.safetensors import INDEX, read_safetensors
 from reshard.runtime.on_files.formats.zarr import read_zarr
-from reshard.types.stored import Checkpoint
 from reshard.types.units import listed
 
 _FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[str], Checkpoint]], ...] = (

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import FileError, ReshardError, quoted
+from reshard.plans.stored import Box, Checkpoint, Stored, StoredFile, StoredPiece
 from reshard.runtime.on_files.formats.inert_pickle import Made, Named, quote_plain, read_pickle
 from reshard.runtime.on_files.formats.metadata_files import (
     MOST_METADATA,
@@ -33,7 +34,6 @@ from reshard.runtime.on_files.formats.metadata_files import (
 )
 from reshard.runtime.on_files.formats.stored_zip import StoredZip
 from reshard.types import dtypes
-from reshard.types.stored import Box, Checkpoint, Stored, StoredFile, StoredPiece
 from reshard.types.whole import MOST
 
 _METADATA = "torch.distributed.checkpoint.metadata"

@@ -29,11 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import ChecksumError, FileError, LayoutError, ReshardError, quoted, shortened
+from reshard.plans.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredFile, StoredPiece
 from reshard.runtime.on_files.formats.metadata_files import box_text, file_error, open_regular, resolve_inside
 from reshard.runtime.on_files.formats.new_arrays import BoxToRead, NewArray, RequestCounts
 from reshard.runtime.on_files.formats.zarr import MOST_LISTED, place_uncoded
 from reshard.types import dtypes
-from reshard.types.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredFile, StoredPiece
 
 ENDINGS = (".h5", ".hdf5", ".hdf", ".he5", ".nc")
 

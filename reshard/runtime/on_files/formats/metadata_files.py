@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar, cast
 
 from reshard.errors import FileError, quoted, shortened
-from reshard.types.stored import ChunkGrid, Stored, StoredFile, StoredPiece
+from reshard.plans.stored import ChunkGrid, Stored, StoredFile, StoredPiece
 from reshard.types.whole import MOST, MOST_LISTED
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from reshard.types.stored import Box, Stored
+from reshard.plans.stored import Box, Stored
 
 BoxToRead = tuple[Stored, Box, NDArray[Any]]
 """A box of whole chunks of a stored tensor, and the array that is filled with its elements."""

@@ -25,6 +25,7 @@ from reshard.geometry.blocks import Axis
 from reshard.geometry.holders import tiles
 from reshard.geometry.overlap import shares_of
 from reshard.lower.to_mpi.seats import seats_by_position
+from reshard.plans.stored import Box, Checkpoint, Stored, StoredFile, StoredPiece
 from reshard.runtime.on_files.formats.metadata_files import (
     OpenedFile,
     check_cover,
@@ -38,7 +39,6 @@ from reshard.runtime.on_files.formats.metadata_files import (
 )
 from reshard.types import Layout, Mesh, dtypes
 from reshard.types.json_fields import Fields
-from reshard.types.stored import Box, Checkpoint, Stored, StoredFile, StoredPiece
 from reshard.types.whole import MOST, whole
 
 _MAGIC = b"\x93NUMPY"

@@ -20,6 +20,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from reshard.errors import FileError, PlanError, quoted, shortened
+from reshard.plans.stored import Checkpoint, ChunkGrid, Stored
 from reshard.runtime.on_files.formats.metadata_files import file_error, read_metadata
 from reshard.runtime.on_files.formats.new_arrays import NewArray
 from reshard.runtime.on_files.formats.tensorstore_arrays import (
@@ -37,7 +38,6 @@ from reshard.runtime.on_files.formats.zarr import (
 )
 from reshard.runtime.on_files.sidecar import SIDECAR
 from reshard.types.json_fields import Fields
-from reshard.types.stored import Checkpoint, ChunkGrid, Stored
 from reshard.types.units import listed
 
 MANIFEST = "manifest.ocdbt"

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from reshard.errors import FileError, quoted, shortened
+from reshard.plans.stored import Checkpoint, Stored, StoredFile, StoredPiece
 from reshard.runtime.on_files.formats.metadata_files import (
     OpenedFile,
     file_error,
@@ -29,7 +30,6 @@ from reshard.runtime.on_files.formats.metadata_files import (
     resolve_inside,
 )
 from reshard.types import dtypes
-from reshard.types.stored import Checkpoint, Stored, StoredFile, StoredPiece
 from reshard.types.whole import MOST
 
 INDEX = ".safetensors.index.json"

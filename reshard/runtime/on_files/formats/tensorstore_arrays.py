@@ -15,10 +15,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from reshard.errors import ChecksumError, FileError, quoted, shortened
+from reshard.plans.stored import Box, Stored
 from reshard.runtime.on_files.formats.metadata_files import box_text
 from reshard.runtime.on_files.formats.new_arrays import BoxToRead, NewArray, RequestCounts
 from reshard.types import dtypes
-from reshard.types.stored import Box, Stored
 
 _CACHED = 1 << 24
 _COUNTED = "/tensorstore/kvstore/file/"

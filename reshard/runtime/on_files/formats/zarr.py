@@ -32,11 +32,11 @@ from typing import Any, cast
 import numpy as np
 
 from reshard.errors import ChecksumError, FileError, LayoutError, PlanError, quoted
+from reshard.plans.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredFile, StoredPiece
 from reshard.runtime.on_files.formats.metadata_files import file_error, open_regular, read_metadata, read_side_by_side
 from reshard.runtime.on_files.formats.new_arrays import NewArray
 from reshard.types import dtypes
 from reshard.types.json_fields import Fields
-from reshard.types.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredFile, StoredPiece
 from reshard.types.whole import MOST
 
 MOST_LISTED = 1 << 16
