@@ -25,7 +25,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import reshard as rs
-from reshard.mpi import redistribute
+from reshard.mpi import DistArray, redistribute
 from reshard.runtime import measure
 
 BLOCK, ROUNDS = 32, 4  # The side of a block, and how many blocks of each rank come in one turn.
@@ -82,9 +82,7 @@ def main() -> bool:
     some = M // (2 * mesh.axes["r"])  # The last ranks of a column have more rows than the first.
     pieces = [some] * (mesh.axes["r"] - 1) + [M - some * (mesh.axes["r"] - 1)]
     if comm.rank == 0:
-        print(
-            "rows of A        busiest rank received B   it lacked B   as numpy   time over pdgemm's: same BLAS, numpy's"
-        )
+        print("rows of A       busiest rank: lacked B   received in panels   by a @ b   as numpy   time over pdgemm's")
     for rows in (deal(M, "r"), f"{{r}}({','.join(map(str, pieces))})"):
         ends = place(rows, deal(K, "c")), place(deal(K, "r"), deal(N, "c")), place(rows, deal(N, "c"))
         # Every rank has the whole matrices here, and takes its tiles from them.
@@ -92,6 +90,8 @@ def main() -> bool:
         a, b, c = (redistribute(*move, comm, padded=False).copy() for move in moves)
         with measure() as measured:
             multiply(a, b, rows, add_by_numpy, c)
+        with measure() as at_once:
+            summed = DistArray(ends[0], a, comm) @ DistArray(ends[1], b, comm)
         lacked = 8 * (a.shape[0] * (K - a.shape[1]) + b.shape[1] * (K - b.shape[0]))
         product = redistribute(c, ends[2], place(M, N), comm, padded=False)
         same, times = np.allclose(product, wholes[0] @ wholes[1], rtol=1e-12, atol=1e-11), "-"
@@ -105,11 +105,12 @@ def main() -> bool:
             times = ", ".join(
                 f"{measure_seconds(partial(multiply, a, b, rows, by), c) / scalapack:.2f}" for by in adders
             )
-        every = comm.allgather((measured.received_bytes, lacked, same))
-        right = right and all(received == lacked and same for received, lacked, same in every)
+        same = same and summed.layout == ends[2] and np.allclose(summed.unpadded, c, rtol=1e-12, atol=1e-11)
+        every = comm.allgather((lacked, measured.received_bytes, at_once.received_bytes, same))
+        right = right and all(lacked == panels == whole and same for lacked, panels, whole, same in every)
         if comm.rank == 0:
-            received, lacked, _ = max(every)
-            print(f"{rows:17}{received:23,}{lacked:14,}   {all(each[2] for each in every)!s:8}   {times}")
+            lacked, panels, whole, _ = max(every)
+            print(f"{rows:15}{lacked:23,}{panels:25,}{whole:11,}   {all(each[3] for each in every)!s:8}   {times}")
     return right
 
 
