@@ -300,8 +300,15 @@ def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None, joins: 
     """
     common: _Common = {}
     if source.pieces is not None or target.pieces is not None:
+        meetings: dict[tuple[int, int], list[list[int]]] = {}
         for at, to, src, dst, length in _list_meetings(source, target, p, q):
-            append_block(common.setdefault((at, to, ()), []), Block(src, dst, _run_axes(length)))
+            runs = meetings.setdefault((at, to), [])
+            if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (src, dst):
+                runs[-1][2] += length
+            else:
+                runs.append([src, dst, length])
+        for (at, to), runs in meetings.items():
+            common[at, to, ()] = [Block(src, dst, _run_axes(length)) for src, dst, length in runs]
         return common
     _NumeralWalk(dim_levels(source), dim_levels(target), p, q, joins).down(_TOP, _TOP, 0, source.size, common)
     return common

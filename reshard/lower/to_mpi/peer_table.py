@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -150,6 +150,7 @@ class SharedTiles(NamedTuple):
         return PeerTable(peers, self.src[rows], self.dst[rows], self.kinds[rows], self.shapes)
 
 
+@lru_cache(maxsize=8)
 def share_tiles(source: Layout, target: Layout, tile: Sequence[int], *, given: bool) -> SharedTiles:
     """The source tiles that a target tile shares elements with; or, `given`, the target tiles of a source tile.
 

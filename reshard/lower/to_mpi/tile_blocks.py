@@ -54,7 +54,19 @@ def multiply_factors(factors: Iterable[Factor]) -> Iterator[Block]:
     (Axis(extent=2, src=8, dst=2), Axis(extent=1, src=4, dst=2), Axis(extent=2, src=1, dst=1))
     """
     folded = [factor if len(factor) == 1 else _fold_factor(factor) for factor in factors]
-    return map(multiply_blocks, itertools.product(*folded))
+    several = [at for at, factor in enumerate(folded) if len(factor) != 1]
+    if len(several) != 1:
+        return map(multiply_blocks, itertools.product(*folded))
+    # Only one factor has several blocks, such as the rows of a table, most of which have the axes of others.
+    at, joined = several[0], dict[tuple[Axis, ...], tuple[Axis, ...]]()
+    head, tail = (
+        multiply_blocks([Block(0, 0, ()), *(of[0] for of in each)]) for each in (folded[:at], folded[at + 1 :])
+    )
+    for block in folded[at]:
+        if block.axes not in joined:
+            joined[block.axes] = (*head.axes, *block.axes, *tail.axes)
+    src, dst = head.src + tail.src, head.dst + tail.dst
+    return (Block(src + block.src, dst + block.dst, joined[block.axes]) for block in folded[at])
 
 
 @lru_cache(maxsize=1024)

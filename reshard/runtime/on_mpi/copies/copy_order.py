@@ -85,6 +85,9 @@ def order_copies(blocks: Sequence[Block], elements: int, itemsize: int, reads: b
     >>> [part.number for part in order_copies(halves, 4096 * 64, 8)]
     [0, 1, 0, 1]
     """
+    if are_short_runs(blocks, itemsize):  # They go by index, unless a tile lies in another order.
+        whole = sorted(range(len(blocks)), key=lambda number: blocks[number][0 if reads else 1])
+        return tuple([CopyPart(number, (...,)) for number in whole])
     runs: list[int] = []  # Bytes that are contiguous in the tile.
     for block in blocks:
         run = 1

@@ -116,7 +116,8 @@ class ChunkTable(Sequence[Chunk]):
 
     def __init__(self, table: PeerTable, end: End) -> None:
         self._table, self._starts = table, table.src if end == "src" else table.dst
-        self._shapes = [pack_shape(shape, end) for shape in table.shapes]
+        self._end: End = end
+        self._shapes: dict[int, Blocks] = {}
         self._last: tuple[int, Chunk] | None = None
 
     def __len__(self) -> int:
@@ -135,7 +136,10 @@ class ChunkTable(Sequence[Chunk]):
         if last is not None and last[0] == number:  # It is asked for several times on its way.
             return last[1]
         table, start = self._table, int(self._starts[number])
-        blocks = [Block(at + start, to, axes) for at, to, axes in self._shapes[int(table.kinds[number])]]
+        kind = int(table.kinds[number])
+        if kind not in self._shapes:
+            self._shapes[kind] = pack_shape(table.shapes[kind], self._end)
+        blocks = [Block(at + start, to, axes) for at, to, axes in self._shapes[kind]]
         chunk = Chunk(int(table.peers[number]), int(table.elements[number]), tuple(blocks))
         self._last = number, chunk
         return chunk
