@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 import reshard as rs
 from reshard.errors import AgreementError, ChecksumError, FileError, MissingTensorError
+from reshard.mpi import DistArray
 from reshard.mpi.loading import load_on_ranks
 from reshard.plans.stored import ChunkGrid, StoredFile
 from reshard.runtime.on_files import engine
@@ -25,8 +26,10 @@ from reshard.runtime.on_files.engine import ReadCounts
 from reshard.runtime.on_mpi.team import team_of
 from reshard.synth.reading import plan_reading
 from tests.files.load_files import chunks_of, describe_file, write_pieces
+from tests.mpi.cases import MESHES
 from tests.mpi.moving import LIMIT, check_refused
 from tests.mpi.worker import Case
+from tests.owners import Owned
 from tests.synth.loads import draw_problem, expect, fill
 
 ODD = 1
@@ -75,6 +78,42 @@ def _load(comm: MPI.Intracomm, folder: Path, seed: int) -> None:
     assert comm.allreduce(counts.bytes) == sum(each.nbytes for each in raw)
     given = [each for of in comm.allgather(driver.given) for each in of]
     assert len(given) == len(set(given)), "a chunk is read by two ranks"
+
+
+def owners(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Rows by owner out of every kind of file, with and without replicas, as long runs and as short ones."""
+    folder, choose = Path(comm.bcast(tempfile.mkdtemp())), random.Random(70 + comm.size)
+    array = np.arange(60 * 24, dtype="int32").reshape(60, 24)
+    for format in ("safetensors", "npy", "tiles", "zarr"):
+        path = folder / f"w.{format}"
+        source = Owned.random(choose, rs.Mesh(x=comm.size), array.shape)
+        if format == "tiles":
+            DistArray.from_global(array, source.layout, comm, root=None).save(path)
+        elif comm.rank == 0:
+            if format == "safetensors":
+                save_file({"w": array}, path)
+            elif format == "npy":
+                np.save(path, array)
+            else:
+                rs.files.save(path, {"w": array}, format=format, codec="zstd", chunks={"w": (7, 24)})
+        for at in range(6):
+            owned = Owned.random(choose, choose.choice(MESHES[comm.size][:2]), array.shape)
+            yield f"{format} {at}: {owned.layout}", partial(_load_owned, comm, path, owned, array, 1 << 10 * at % 3)
+
+
+def _load_owned(comm: MPI.Intracomm, path: Path, owned: Owned, array: np.ndarray, read_size: int) -> None:
+    comm.Barrier()
+    counts, (name,) = ReadCounts(), rs.files.open(path)
+    tile = rs.files.load(path, {name: owned.layout}, comm=comm, read_size=read_size, limit=LIMIT, counts=counts)[name]
+    wanted = array[np.ix_(*owned.indices(comm.rank))]
+    np.testing.assert_array_equal(tile[tuple(map(slice, wanted.shape))], wanted)
+    assert tile.shape == owned.layout.tile_shape
+    read = comm.allreduce(counts.bytes)
+    if path.suffix == ".zarr":  # Every chunk once, and by each rank at most the metadata.
+        stored, metadata = rs.files.open(path)[name].stored_bytes, (path / name / "zarr.json").stat().st_size
+        assert stored <= read <= stored + comm.size * metadata
+    else:
+        assert read == array.nbytes
 
 
 class _OneFile:
