@@ -92,6 +92,7 @@ source, target = (rs.Layout.parse(text, mesh) for text in ("f32[{y}8, 16, {x}4]"
 for more in ({}, {"network": "tpu-v5p"}, {"budget": 4500}):
     rs.plan(source, target, **more)
 rs.plan_tree({"a": (source, target)})
+rs.plan(*(rs.Layout.from_owners([at * k % 8 for at in range(600)], mesh, (600,), "f32") for k in (3, 5)))
 assert main(["plan", "--mesh", "x=4,y=2", str(source), str(target), "--json"]) == 0
 assert main(["plan", "--mesh", "x=4,y=2", str(source), str(target)]) == 0
 """
