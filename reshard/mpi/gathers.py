@@ -186,7 +186,7 @@ def _check_result(out: object, shape: tuple[int, ...], dtype: np.dtype[Any], til
     if out is None:
         return np.empty(shape, dtype)
     given: Any = out
-    fits = isinstance(out, np.ndarray) and given.shape == shape and given.dtype == dtype and given.flags.carray
+    fits = type(given) is np.ndarray and given.shape == shape and given.dtype == dtype and given.flags.carray
     if not fits or np.may_share_memory(given, tile):
         raise TileError(
             f"out is no C-ordered array of shape {shape} and dtype {dtype} with memory of its own; give one, or none"
@@ -219,27 +219,34 @@ def make_fetch(
         shape = array.layout.tile_shape
         fetch = Fetch(team, watch, held.tile, wanted.picks, places, shape, lasting)
         result = None if lasting else begin_fetch(fetch, watch, array, wanted, rows, None)(watch)
-    return fetch, wanted, result
+    return fetch, wanted, cast("Array | None", result)  # What is wrong with the rows has been found before.
 
 
 def begin_fetch(
     fetch: Fetch, watch: Watch, array: ArrayInTiles, wanted: Wanted, rows: object, out: object
-) -> Callable[[Watch], Array]:
-    """Begins a fetch; returns what finishes it."""
-    tile = array.held.tile
-    result = _check_result(out, wanted.shape, tile.dtype, tile)
-    held = None if rows is wanted.held is None else _check_held_rows(rows, wanted, tile.dtype)
+) -> Callable[[Watch], Array | TileError]:
+    """Begins a fetch; returns what finishes it, and gives the result, or what is wrong with this rank's arguments.
+
+    Neighbours do not depend on these, and may be a call behind or ahead: so the rank takes part all the same.
+    """
+    tile, error, held = array.held.tile, None, None
+    try:
+        result = _check_result(out, wanted.shape, tile.dtype, tile)
+        if rows is not None or wanted.held is not None:
+            held = _check_held_rows(rows, wanted, tile.dtype)
+    except TileError as caught:
+        error, result = caught, np.empty(wanted.shape, tile.dtype)
     if measures():
         account, device = begin_account(array.layout.dtype), fetch.team.rank
         account.take(device, tile.size + result.size)
         account.receive(device, sum(box.elements for box in fetch.received))
     fetch.begin(watch)
 
-    def finish(watch: Watch) -> Array:
+    def finish(watch: Watch) -> Array | TileError:
         if wanted.held is not None and held is not None:
             result[wanted.held[0]] = held[wanted.held[1]]
         fetch.finish(watch, result)
-        return result
+        return result if error is None else error
 
     return finish
 
@@ -276,15 +283,19 @@ class RowGather:
     def gather(self, held_rows: object = None, *, out: object = None) -> Array:
         """The rows in the order of their indices, or the box; `held_rows` are those of `have_indices`.
 
-        Until all neighbours have made the call as well, the tile must not change: this returns when they have.
+        Until all neighbours have made the call as well, the tile must not change: this returns when they have. Raises
+        `TileError` for arguments that do not fit, on this rank alone: the others have their rows.
         """
         fetch, release = self._take_turn()
         try:
             with report_failure(fetch.team):
                 watch = Watch(fetch.team, self._limit)
-                return begin_fetch(fetch, watch, self._array, self._wanted, held_rows, out)(watch)
+                result = begin_fetch(fetch, watch, self._array, self._wanted, held_rows, out)(watch)
         finally:
             release()
+        if isinstance(result, TileError):
+            raise result
+        return result
 
     __call__ = gather
 
@@ -306,9 +317,12 @@ class RowGather:
             turn = fetch.team.turns.take(time.monotonic() + self._limit)
             try:
                 with report_failure(fetch.team):
-                    return finish(Watch(fetch.team, self._limit))
+                    result = finish(Watch(fetch.team, self._limit))
             finally:
                 turn.release()
+            if isinstance(result, TileError):
+                raise result
+            return result
 
         self._started = StartedMove(end)
         return self._started

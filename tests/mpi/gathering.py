@@ -6,8 +6,10 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from mpi4py import MPI
@@ -15,6 +17,7 @@ from mpi4py import MPI
 from reshard.errors import AgreementError, LayoutError, RankError, TileError
 from reshard.mpi import DistArray
 from reshard.runtime import measure
+from reshard.runtime.on_mpi.fetch import BoxCopy
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
@@ -209,9 +212,13 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
             team_of(comm, nodes=nodes)
             gather = array.prepare_gather([0, 2 * comm.size - 1], limit=LIMIT)
             gather.gather()
-            comm.Barrier()  # Neighbours alone wait for each other: without it, some would fail in the call before.
             error = caught_by(partial(gather.gather, out=np.empty(3) if odd else None))
-            assert type(error) is (TileError if odd else RankError) or error is None, error
+            assert (type(error) is TileError) == odd, error
+            assert np.array_equal(gather.gather(), whole[[0, -1]])
+            comm.Barrier()  # Neighbours alone wait for each other: without it, some would fail in the call before.
+            with mock.patch.object(BoxCopy, "run", side_effect=MemoryError("no room")) if odd else nullcontext():
+                error = caught_by(gather.gather)
+            assert type(error) is (MemoryError if odd else RankError), error
             comm.Barrier()
             time.sleep(0.2)  # By now all ranks know.
             assert np.array_equal(gather.gather(), whole[[0, -1]])
@@ -228,5 +235,5 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
 
     if comm.size > 1:
         yield "different calls", different
-        yield "a failure in a call of a handle", failed
+        yield "failures in calls of a handle", failed
     yield "scalars and sums", scalars
