@@ -80,6 +80,7 @@ SLOW = [
     ),
     (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
     (4, ["loading.random_loads", "loading.owners"]),
+    (4, ["gathering.rows", "gathering.halos", "gathering.mistakes"]),
     (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
     (6, ["cases.moves_sampled", "pieces.sampled", "ragged.arrays_sampled", "views.updates"]),
     (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
