@@ -166,7 +166,8 @@ def sliced(step: Step, right: Slice) -> Iterator[Fault]:
 def split(step: Step, right: SplitSum) -> Iterator[Fault]:
     """Faults in what each summand has."""
     for device, place in right.place.items():
-        for other in {None, *range(right.receive.count)} - {place}:
+        last = [-1] if place is None else []  # Where numpy would write the last block.
+        for other in {None, *range(right.receive.count), *last} - {place}:
             yield Fault("data in another summand", replace(right, place={**right.place, device: other}))
         for other in range(right.send.count):
             if other != right.keep[device] and place is not None:
