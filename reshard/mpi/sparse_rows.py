@@ -163,10 +163,16 @@ def lay_arrays(source: Layout, target: Layout, shared: SharedRows, told: list[by
         itemsize = max(itemsize, int(counts[0]))
         nonzeros[shared.of_rank(source, rank, len(told))] = counts[1:]
     index = f"int{8 * itemsize}"
+    # Rows without nonzeros are left out, and neighbours of one piece are one run: by the million, for `Pieces` as well.
+    held = np.flatnonzero(nonzeros)
+    offsets = np.append(0, np.cumsum(nonzeros[held]))
     ends: list[dict[str, Layout]] = []
     for layout, numbers in ((source, shared.source), (target, shared.target)):
         count = tabulate_pieces(layout.dims[0]).count
-        values = lay_nonzeros(layout, Pieces(read_table(nonzeros, "nonzeros"), read_table(numbers, "pieces"), count))
+        own = numbers[held]
+        last = np.flatnonzero(np.append(own[1:] != own[:-1], [True] * bool(len(own))))
+        lengths = np.diff(np.append(0, offsets[last + 1]))
+        values = lay_nonzeros(layout, Pieces(read_table(lengths, "lengths"), read_table(own[last], "pieces"), count))
         columns = Layout(values.mesh, values.dims, index)
         ends.append({"counts": Layout(layout.mesh, layout.dims[:1], index), "columns": columns, "values": values})
     return ends
