@@ -159,10 +159,8 @@ def step_digits(
     for at, (a, b) in enumerate(zip(operand.dims, result.dims, strict=True)):
         if a.pieces is not None or b.pieces is not None:
             # As they are on both sides they are digits like others: which index is where does not matter.
-            held = [
-                [(radix, end.mesh.stride(axis)) for radix, axis in dim.digits if axis is not None]
-                for dim, end in ((a, operand), (b, result))
-            ]
+            ends = (a, operand.mesh), (b, result.mesh)
+            held = [[axis and mesh.stride(axis) for _, axis in dim.digits] for dim, mesh in ends]
             if a.pieces != b.pieces or held[0] != held[1]:
                 return None
         if 0 in (a.padded, b.padded):
