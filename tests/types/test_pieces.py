@@ -320,3 +320,19 @@ def test_pencils_are_those_of_mpi4py_fft(ranks: int):
     tiles = [pencils.tile_of(layout, rank) for layout in layouts for rank in range(ranks)]
     assert len(tiles) == 4 * pencils.ARRAYS * ranks
     assert pencils.digest_tiles(tiles) == pencils.RECORDED[ranks]
+
+
+def test_a_table_that_its_owner_changes_later_changes_no_pieces():
+    table, owners = array("q", [3, 5, 1, 1]), array("q", [2, 0, 2, 1])
+    pieces = Pieces(table, owners, 3)
+    table[0], owners[3] = 7, 0
+    assert pieces == Pieces([3, 5, 1, 1], [2, 0, 2, 1], 3) and pieces.sizes == (5, 1, 4)
+
+
+def test_tables_that_no_machine_can_list_are_refused():
+    with pytest.raises(LayoutError, match="give ints of at most"):
+        Layout.from_sizes(range(10**12), Mesh(x=4), (10,), "f32")
+    with pytest.raises(LayoutError, match="its mesh dim has 2 devices"):
+        Layout.from_dtensor(["Owned(999999999999)"], (2,), (9,), "f32")
+    with pytest.raises(LayoutError, match=r"2 pieces .* 1 coordinates"):
+        Layout.from_sizes([3, 4], Mesh(x=4), (8,), "f32", axes=[])
