@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import reshard as rs
+from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import count_padded_bytes
 from reshard.lower.to_shard_map.part_loops import group_steps
 from reshard.plans.plan import Plan, StepSpec, chain
@@ -550,3 +551,24 @@ def test_small_messages_and_many_rounds_stay_an_all_to_all():
     for size, kind in ((16, "exchange"), (17, "all_to_all")):
         wide = planned(f"f32[{{x}}1, {size}]", f"f32[{size}, {{x}}1]", Mesh(x=size))
         assert [step.kind for step in xla.in_rounds(wide, least=0).steps] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("devices", "pieces", "columns", "on"),
+    [
+        (8, "intervals", 1024, ("tpu", "cuda")),
+        (16, "intervals", 1024, ("tpu", "cuda")),
+        (16, "neighbours", 1024, ("tpu",)),  # 13 of 15 peers of a GPU would get nothing, for 12 us each.
+        (8, "neighbours", 1024, ("tpu", "cuda")),
+        (8, "intervals", 100, ("cuda",)),  # A TPU would rearrange rows of 100 elements.
+    ],
+)
+def test_where_an_exchange_of_pieces_is_one_ragged_all_to_all(devices: int, pieces: str, columns: int, on: object):
+    mesh, rows = Mesh(x=devices), 512 * devices
+    near = [512 + (64 if at % 2 else -64) for at in range(devices)]
+    far = [rows // 2, *[rows // 2 // (devices - 1)] * (devices - 2)]
+    sizes = near if pieces == "neighbours" else [*far, rows - sum(far)]
+    ends = Layout.parse(f"f32[{{x}}512, {columns}]", mesh), Layout.from_sizes(sizes, mesh, (rows, columns), "f32")
+    move = rs.plan(*ends)
+    (step,) = xla.slice_exchanges(move, lower_plan(move)).instructions
+    assert step.sliced_on == on
