@@ -13,15 +13,16 @@ traced                  moves a traced array by a JAX primitive, to which every 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, TypeGuard
 
 import jax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from reshard.errors import LayoutError, PlanError, quoted, shortened
+from reshard.errors import LayoutError, MeshError, PlanError, quoted, shortened
 from reshard.jax import crossing, placement, traced
 from reshard.jax.agreement import agree_between
 from reshard.jax.buckets import run_moves
@@ -43,8 +44,11 @@ from reshard.jax.tree_budget import joint_moves
 from reshard.jax.updates import update_array
 from reshard.jax.view_moves import prepare_parts, prepare_view, read_jax_view, read_parts
 from reshard.plans.manifest import Manifest, Version, list_differences
+from reshard.plans.plan import Plan
+from reshard.runtime import on_jax
 from reshard.synth import Network
 from reshard.synth.options import MEASURED, PlanOptions, read_budget
+from reshard.synth.planner import find_plan
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.view import View
@@ -101,6 +105,10 @@ def redistribute(
     processes too: then it is called outside of jit. What needs no plan is left to JAX: arrays that are not sharded
     yet, and the other targets of `jax.device_put` and `with_sharding_constraint` (None, a memory, `P.UNCONSTRAINED`
     dims).
+
+    A `reshard.Layout` in pieces of any size is that of an array of the layout's `padded_shape`: its tiles side by side,
+    each with room for the largest piece, and zeros beyond its own rows. Such a target makes one of the array itself,
+    and such a `source` the array itself of one.
 
     Raises `LayoutError`, `MeshError` or `PlanError` for an invalid source or target, and `BudgetError`, with the
     smallest budget that works, if no plan fits the budget.
@@ -295,6 +303,8 @@ def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> P
                 f"{shortened(str(error))}; give arrays of numbers, "
                 f"bools or random keys, or a tree of them"
             ) from None
+    if is_in_pieces(sharding) or is_in_pieces(source):
+        return _prepare_pieces(x, sharding, source, options)
     if not placement.has_layout(sharding):
         # The move of one leaf to a device, to a memory, or to wherever JAX likes.
         device = placement.one_device(sharding)
@@ -321,6 +331,68 @@ def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> P
         moved = traced.move_traced(x, ReshardRequest(target, before or placement.sharding_of(x), options))
         return lambda: moved
     return prepare_move(x, ReshardRequest(target, before, options))
+
+
+def _prepare_pieces(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Pending:
+    """The move of an array one end of which is in pieces of any size: there it is its tiles, one after another along
+    each dim, each with room for the largest piece."""
+    if placement.manual_mesh() is not None or not placement.has_layout(sharding):
+        raise LayoutError(
+            f"the move to {quoted(sharding)} of an array in pieces of any size: give a sharding or a reshard.Layout as "
+            f"its target; in a shard_map, reshard.jax.move_tile moves the tiles"
+        )
+    aval: Any = jax.typeof(x)
+    known = placement.sharding_of(x) if isinstance(x, jax.Array) else None
+    meshed = next((each for each in (known, source, sharding) if isinstance(each, NamedSharding)), P())
+    mesh = placement.named_sharding(meshed, x, "target").mesh
+    given = {"source": known if source is None else source, "target": sharding}
+    true = next(each.shape for each in given.values() if is_in_pieces(each))
+    if given["source"] is None:
+        raise PlanError(f"the source of the array of shape {aval.shape} is not known: give source= beside {sharding}")
+    wanted = source.padded_shape if is_in_pieces(source) else true
+    if aval.shape != wanted:
+        raise LayoutError(
+            f"an array of shape {aval.shape}, where {wanted} moves from {quoted(source)} to {quoted(sharding)}: the "
+            f"array itself has shape {true}, and in pieces of any size it is its tiles side by side, of the layout's "
+            f"padded_shape"
+        )
+    ends: list[Layout] = []
+    held: list[NamedSharding] = []
+    axes, like = on_jax.list_free_axes(mesh), jax.ShapeDtypeStruct(true, aval.dtype, sharding=NamedSharding(mesh, P()))
+    for what, each in given.items():
+        if not is_in_pieces(each):
+            held.append(placement.resolve_sharding(each, like, what))
+            ends.append(placement.layout_of(held[-1], true, aval.dtype.name))
+            continue
+        if each.mesh.devices != tuple(range(axes.size)):
+            raise MeshError(
+                f"the {what} {each} is on {each.mesh}, the array on {axes}; give a layout of as many devices, which "
+                f"are known by their positions"
+            )
+        held.append(NamedSharding(mesh, on_jax.spell_spec(each, axes)))
+        ends.append(each)
+    plan = find_plan(Move(ends[0], ends[1]), None, options)
+    sliced = options.budget is None  # All messages at once have buffers of their own.
+    if isinstance(x, Tracer) or placement.is_tracing():
+        return partial(on_jax.apply_plan, plan, mesh, x, sliced=sliced)
+
+    def move() -> jax.Array:
+        moved = _compile_pieces(plan, mesh, held[1], sliced)(jax.device_put(x, held[0]))
+        if options.donate and isinstance(x, jax.Array):
+            discard_donated(x, [moved])
+        return moved
+
+    return move
+
+
+@lru_cache(maxsize=1024)
+def _compile_pieces(plan: Plan, mesh: Any, target: NamedSharding, sliced: bool) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(partial(on_jax.apply_plan, plan, mesh, sliced=sliced), out_shardings=target)
+
+
+def is_in_pieces(given: object) -> TypeGuard[Layout]:
+    """Whether it is a layout that no sharding of JAX describes, since its pieces are of any size."""
+    return isinstance(given, Layout) and given.ragged
 
 
 _END = "\n"

@@ -33,8 +33,9 @@ from reshard.runtime.xla import in_parts_on_gpu as in_parts_on_gpu
 from reshard.runtime.xla import in_parts_on_tpu as in_parts_on_tpu
 from reshard.runtime.xla import in_rounds as in_rounds
 from reshard.runtime.xla import peak_bytes as peak_bytes
+from reshard.runtime.xla import slice_exchanges
 from reshard.types import dtypes
-from reshard.types.layout import Layout, refuse_pieces
+from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import jax_sharding
 
@@ -42,10 +43,17 @@ AnyMesh = JaxMesh | AbstractMesh
 
 
 def apply_plan(
-    plan: Plan, mesh: AnyMesh, array: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None
+    plan: Plan,
+    mesh: AnyMesh,
+    array: jax.Array,
+    into: jax.Array | None = None,
+    scale: jax.Array | None = None,
+    *,
+    sliced: bool = False,
 ) -> jax.Array:
     """Moves an array by a plan; may be traced inside `jax.jit`. `into` is a target of which the plan fills a part, and
-    `scale` what its cast divides or multiplies by.
+    `scale` what its cast divides or multiplies by. What is in pieces of any size comes and goes as its tiles, one after
+    another along each dim; `sliced`, in one collective where that is faster, which needs more memory.
 
     The axes of `mesh` that are not manual have the plan's devices by position; they are cut where the layouts use
     parts of them. Layouts are contiguous, as those of a `NamedSharding` are. Raises `LayoutError` for a reduction
@@ -58,7 +66,8 @@ def apply_plan(
     """
     if not plan.steps:
         return array
-    return _move_arrays([plan], [lower_plan(plan)], mesh, [array], into, scale)[0]
+    program = lower_plan(plan)
+    return _move_arrays([plan], [slice_exchanges(plan, program) if sliced else program], mesh, [array], into, scale)[0]
 
 
 def make_unfilled_array(layout: Layout, mesh: AnyMesh) -> jax.Array:
@@ -77,7 +86,7 @@ def make_unfilled_array(layout: Layout, mesh: AnyMesh) -> jax.Array:
     whole = jax.shard_map(
         make, mesh=mesh, in_specs=(), out_specs=held, axis_names=frozenset(axes.axes), check_vma=False
     )()
-    return whole if layout.even else _trim_array(whole, layout, NamedSharding(mesh, held))
+    return _trim_array(whole, layout, NamedSharding(mesh, held))
 
 
 def apply_batch(batch: Batch, mesh: AnyMesh, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -129,7 +138,7 @@ def _move_arrays(
     moved = _map_tiles(programs, mesh, axes, specs, tuple(after), tuple(more))(*given, *more.values())
     results: list[jax.Array] = []
     for plan, array, held in zip(plans, moved, after, strict=True):
-        results.append(array if plan.target.even else _trim_array(array, plan.target, NamedSharding(mesh, held)))
+        results.append(_trim_array(array, plan.target, NamedSharding(mesh, held)))
     return results
 
 
@@ -226,7 +235,6 @@ def list_free_axes(mesh: AnyMesh) -> Mesh:
 
 def spell_spec(layout: Layout, axes: Mesh) -> PartitionSpec:
     """The layout's `PartitionSpec` on axes with the same devices by position."""
-    refuse_pieces(layout, "a jax array")
     held = [[d.axis for d in dim.digits if d.axis is not None] for dim in layout.dims]
     return jax_sharding.partition_spec(layout.mesh, held, layout.partial, layout.reduction, axes)
 
@@ -263,7 +271,7 @@ def keep_axes(spec: PartitionSpec, axes: Set[object]) -> PartitionSpec:
 
 
 def _pad_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
-    if layout.even:
+    if layout.even or layout.ragged:
         return array
     room = [(0, to - now, 0) for now, to in zip(layout.shape, layout.padded_shape, strict=True)]
     array = lax.with_sharding_constraint(array, sharding)
@@ -271,6 +279,8 @@ def _pad_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax
 
 
 def _trim_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
+    if layout.even or layout.ragged:
+        return array
     return lax.with_sharding_constraint(lax.slice(array, [0] * array.ndim, layout.shape), sharding)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.errors import LayoutError, MeshError, TileError
+from reshard.errors import LayoutError, MeshError, PlanError, TileError
 from reshard.jax import move_tile, redistribute
 from tests.owners import PADDING, Owned
 
@@ -148,6 +148,29 @@ def test_experts_inside_a_program():
     np.testing.assert_array_equal(run(tokens), tokens * np.repeat(np.arange(8), sizes)[:, None])
 
 
+def test_global_arrays_are_their_tiles_side_by_side():
+    """Now and under jit, there and back, with their gradient: padding is zeros, and is not read."""
+    owned = Owned(own_rows((3, 5, 0, 2)), [["x"], []], [np.repeat(np.arange(4), (3, 5, 0, 2)), np.zeros(6, int)])
+    whole, mesh = np.arange(1, 61, dtype="float32").reshape(10, 6), jax_mesh()
+    before, after = (NamedSharding(mesh, spec) for spec in (P(None, "y"), P()))
+    array = jax.device_put(whole, before)
+    tiles = redistribute(array, owned.layout)
+    assert (tiles.shape, tiles.sharding.spec) == ((20, 6), P("x", None))
+    wanted = np.concatenate([*owned.tiles(whole).values()][::2])
+    np.testing.assert_array_equal(tiles, np.where(wanted == PADDING, 0, wanted))
+    dirty = jax.device_put(wanted, tiles.sharding)
+    np.testing.assert_array_equal(redistribute(dirty, after, source=owned.layout), whole)
+
+    def through(x: jax.Array) -> jax.Array:
+        there = redistribute(2 * x, owned.layout, source=before)
+        return redistribute(there + 1, after, source=owned.layout)
+
+    np.testing.assert_array_equal(jax.jit(through)(array), 2 * whole + 1)
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: through(x).sum()))(array), np.full_like(whole, 2))
+    redistribute(array, owned.layout, donate=True)
+    assert array.is_deleted()
+
+
 def test_what_is_refused_says_what_to_do():
     source, target = own_rows((3, 5, 0, 2)), own_rows((1, 2, 3, 4))
     tile = jnp.zeros(source.tile_shape)
@@ -164,7 +187,17 @@ def test_what_is_refused_says_what_to_do():
         on_stacks(P("x"), target)(jnp.zeros((8, 5, 6)))  # pyright: ignore[reportArgumentType]
     array = jax.device_put(np.zeros((10, 6), "float32"), NamedSharding(jax_mesh(), P()))
     with pytest.raises(LayoutError, match=r"reshard\.jax\.move_tile in a shard_map"):
-        redistribute(array, target)
+        target.to_jax(jax_mesh())
+    with pytest.raises(LayoutError, match=r"shape \(10, 6\), where \(20, 6\) moves"):
+        redistribute(array, target, source=source)
+    with pytest.raises(PlanError, match="source of the array"):
+        jax.jit(lambda x: redistribute(x, target))(array)
+    with pytest.raises(MeshError, match="known by their positions"):
+        redistribute(array, rs.Layout.from_sizes([3, 7], rs.Mesh(x=2), (10, 6), "f32"))
+    with pytest.raises(LayoutError, match="pieces of any size"):
+        redistribute(array, target, have=array)
+    with pytest.raises(LayoutError, match="give a sharding or"):
+        redistribute(array, jax.devices()[0], source=target)
     with pytest.raises(LayoutError, match="give ints"):  # Sizes that only the program knows.
         jax.jit(lambda sizes: rs.Layout.from_sizes(sizes, MESH, (10, 6), "f32"))(jnp.arange(4))
 
