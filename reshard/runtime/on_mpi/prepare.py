@@ -24,6 +24,7 @@ from reshard.runtime.on_mpi.direct_moves import (
     Direct,
     RunBytes,
     Share,
+    list_pushes,
     node_load,
     passes_on,
     plan_direct,
@@ -180,8 +181,17 @@ class TilePlan:
         return self.joined is None and self.transport in ("plan", "overwrite")
 
     def compile(self) -> None:
-        """Compiles what is taken."""
-        _ = self.by_node or (self.steps if self.planned else self.direct)
+        """Compiles what is taken: steps only where new results do not lie in the memory of one node, into which all
+        ranks write. They are compiled later if that has no room.
+        """
+        pushes = self.transport == "plan" and len(set(self.nodes)) == 1 and not self.request.into
+        if self.by_node is not None:
+            return
+        if not pushes or self.moves is None or self.stays:
+            _ = self.steps if self.planned else self.direct
+        else:
+            source, target, rank, nodes, itemsize, *_ = self.moves
+            _ = self.direct, list_pushes(source, target, rank, nodes, itemsize)
 
     @cached_property
     def by_node(self) -> JoinedPart | None:
