@@ -37,6 +37,7 @@ from reshard.mpi.tile_checks import (
 )
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import in_native_order, numpy_dtype
+from reshard.runtime.on_files.formats.metadata_files import MOST_METADATA
 from reshard.runtime.on_mpi.collective import ReadyCall, check_limit, collective, run_together
 from reshard.runtime.on_mpi.global_array import (
     clear_padding,
@@ -494,6 +495,11 @@ class DistArray(NumpyMethods):
         """
 
         def prepare(_: Team) -> None:
+            if (length := len(str(self._layout))) > MOST_METADATA - (1 << 20):
+                raise LayoutError(
+                    f"{self._layout} is {length} B as text, more than is read of a layout.json; redistribute the array "
+                    f"to a layout of fewer runs, and save that"
+                )
             try:
                 Path(path).mkdir(parents=True, exist_ok=True)
             except (OSError, TypeError, ValueError) as error:

@@ -5,6 +5,7 @@ On several ranks the topics of `tests.mpi.arrays` run; the rest is on the one ra
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,13 @@ def test_values() -> None:
     assert np.array_equal(array.to_global(), wanted) and np.array_equal(array.to_global(root=None), wanted)
     assert (array.shape, array.dtype, array.comm, array.layout) == ((5, 7), np.float64, COMM, LAYOUT)
     assert array.local_index_ranges() == ((range(5),), (range(7),))
+
+
+def test_a_table_that_could_not_be_read_back_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshard.mpi.distarray.MOST_METADATA", (1 << 20) + 5)
+    with pytest.raises(LayoutError, match="layout of fewer runs"):
+        DistArray.zeros(LAYOUT, COMM).save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
 def test_a_given_tile_is_the_arrays_memory() -> None:

@@ -136,6 +136,7 @@ def _cut_pieces(array: TiledArray, at: int, taken: range) -> TiledArray:
     layout, dim = array.layout, array.layout.dims[at]
     if taken == range(dim.size):
         return array
+    part = cut_padding(array)  # Before anything of this rank is asked for: it may have no tile.
     upward = taken if taken.step > 0 else taken[::-1]
     pieces = tabulate_pieces(dim)
 
@@ -148,7 +149,7 @@ def _cut_pieces(array: TiledArray, at: int, taken: range) -> TiledArray:
     mine = np.flatnonzero(place(index) < place(index + 1))
     if upward is not taken:
         lengths, numbers, mine = lengths[::-1].copy(), numbers[::-1].copy(), mine[::-1]
-    part = cut_padding(array)[(slice(None),) * at + (mine,)]
+    part = part[(slice(None),) * at + (mine,)]
     dims = (*layout.dims[:at], _split_in_pieces(dim, Pieces(lengths, numbers, pieces.count)), *layout.dims[at + 1 :])
     return wrap_true_part(array, replace(layout, dims=dims), part)
 

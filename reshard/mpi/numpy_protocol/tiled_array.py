@@ -114,10 +114,10 @@ def take_tile(array: TiledArray) -> Array:
 
 def cut_padding(array: TiledArray) -> Array:
     """A view of this rank's tile without padding."""
-    layout = array.layout
+    layout, tile = array.layout, take_tile(array)
     # Most layouts have no padding, and looking extents up takes longer than a small ufunc.
     extents = layout.tile_shape if layout.even else measure_extents(layout, array.comm.rank)
-    return take_tile(array)[(*map(slice, extents), ...)]
+    return tile[(*map(slice, extents), ...)]
 
 
 def wrap_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray:

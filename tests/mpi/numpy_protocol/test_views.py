@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -153,6 +155,18 @@ def test_rows_in_pieces_are_cut_where_they_are() -> None:
                 rows = np.arange(size)[key]
                 mine = rows[np.isin(rows, [row for run in a.local_index_ranges()[0] for row in run])]
                 assert np.array_equal(a[key].unpadded, 2 * mine[:, None] + [[0, 1]]), (layout, key)
+
+
+def test_a_rank_without_a_tile_refuses_as_the_others_do() -> None:
+    for text in ("f64[{x}3/5, 2]", "f64[{x}(4,1), 2]", "f64[{x}(1@1,4@0), 2]", "f64[{x}2, 2]"):
+        layout, comm = Layout.parse(text, Mesh(x=2)), SimpleNamespace(rank=2, size=3)
+        a: Any = DistArray(layout, None, cast("Any", comm))
+        calls = [lambda a: a + 1, lambda a: a.astype("f4"), lambda a: np.array_equal(a, a)]
+        if layout.ragged:  # Other slices begin with a move.
+            calls += [lambda a: a[1:], lambda a: a[0], lambda a: np.concatenate([a, a])]
+        for call in calls:
+            with pytest.raises(TypeError, match="with a tile on each of the 3 ranks"):
+                call(a)
 
 
 def test_the_true_part_is_all_elements_and_no_padding() -> None:
