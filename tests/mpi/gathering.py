@@ -17,8 +17,8 @@ from mpi4py import MPI
 from reshard.errors import AgreementError, LayoutError, RankError, TileError
 from reshard.mpi import DistArray
 from reshard.runtime import measure
-from reshard.runtime.on_mpi.fetch import BoxCopy
-from reshard.runtime.on_mpi.team import team_of
+from reshard.runtime.on_mpi import fetch
+from reshard.runtime.on_mpi.team import Watch, team_of
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.mpi.moving import LIMIT, caught_by, check_refused
@@ -59,9 +59,15 @@ def _array(comm: MPI.Intracomm, layout: Layout, private: bool) -> tuple[DistArra
 
 def _on_nodes(comm: MPI.Intracomm, case: Any) -> Iterator[Case]:
     for nodes, private in ((1, False), (1, True), (min(2, comm.size), False), (comm.size, True)):
-        for layout in _layouts(comm):
+        for number, layout in enumerate(_layouts(comm)):
             name = f"{layout} on {layout.mesh}, {nodes} nodes, {'private' if private else 'shared'}"
-            yield name, partial(case, comm, layout, private, nodes)
+            pushed = fetch.PUSHED if number & 2 else 0
+            yield name, partial(_in_node, partial(case, comm, layout, private, nodes), pushed)
+
+
+def _in_node(case: Callable[[], None], pushed: int) -> None:
+    with mock.patch.object(fetch, "PUSHED", pushed):  # Larger boxes are read where they lie.
+        case()
 
 
 def _held(layout: Layout, comm: MPI.Intracomm, dim: int) -> set[int]:
@@ -216,12 +222,35 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
             assert (type(error) is TileError) == odd, error
             assert np.array_equal(gather.gather(), whole[[0, -1]])
             comm.Barrier()  # Neighbours alone wait for each other: without it, some would fail in the call before.
-            with mock.patch.object(BoxCopy, "run", side_effect=MemoryError("no room")) if odd else nullcontext():
+            with mock.patch.object(fetch.BoxCopy, "run", side_effect=MemoryError("no room")) if odd else nullcontext():
                 error = caught_by(gather.gather)
             assert type(error) is (MemoryError if odd else RankError), error
             comm.Barrier()
             time.sleep(0.2)  # By now all ranks know.
             assert np.array_equal(gather.gather(), whole[[0, -1]])
+            gather.free()
+
+    def absent() -> None:
+        for nodes in sorted({1, comm.size}):
+            team_of(comm, nodes=nodes)
+            with array.prepare_gather([0, 2 * comm.size - 1], limit=1.0) as gather:
+                start = time.monotonic()
+                error = None if odd else caught_by(gather.gather)
+                assert odd or type(error) is RankError, error
+                assert time.monotonic() - start < LIMIT / 2
+                comm.Barrier()
+                time.sleep(0.2)
+                assert np.array_equal(gather.gather(), whole[[0, -1]])
+
+    def no_room() -> None:
+        # The node has no memory left: for the words of its ranks, or only for what owners write.
+        for last in (0, 1):
+            team = team_of(comm, nodes=1)
+            words = team.arena.take(1 << 10, partial(team.gather, Watch(team, LIMIT)))
+            with mock.patch.object(team.arena, "take", side_effect=[words, 0] if last else [0]):
+                gather = array.prepare_gather([0, 2 * comm.size - 1], limit=LIMIT)
+            for _ in range(3):
+                assert np.array_equal(gather.gather(), whole[[0, -1]])
             gather.free()
 
     def scalars() -> None:
@@ -236,4 +265,6 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
     if comm.size > 1:
         yield "different calls", different
         yield "failures in calls of a handle", failed
+        yield "a rank that does not make a call", absent
+        yield "no more memory of the node", no_room
     yield "scalars and sums", scalars

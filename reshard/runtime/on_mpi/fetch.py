@@ -93,11 +93,21 @@ class BoxCopy(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """A message of each call: the other rank, its packed elements, and the copy into these, or out of them."""
+    """A message of each call: the other rank, its packed elements, the copy into these, or out of them, and how MPI
+    takes them, in parts that every MPI can count.
+    """
 
     rank: int
     packed: Array
     copy: BoxCopy
+    parts: Sequence[list[Any]]
+
+    @classmethod
+    def of(cls, rank: int, packed: Array, copy: BoxCopy) -> _Message:
+        """The message of packed elements."""
+        memory = packed.reshape(-1).view(np.uint8)
+        parts = [[memory[start : start + DIRECT], MPI.BYTE] for start in range(0, memory.size, DIRECT)]
+        return cls(rank, packed, copy, parts)
 
 
 class _Push(NamedTuple):
@@ -177,7 +187,7 @@ class Fetch:
             self._takes.append(_Take(members[box.owner], halves))
         packed = [np.empty([measure_along(along) for along in box.here], raw.dtype) for box in sent]
         self._receives = [
-            _Message(box.owner, part, BoxCopy.between(box.here, part, _whole(part)))
+            _Message.of(box.owner, part, BoxCopy.between(box.here, part, _whole(part)))
             for box, part in zip(sent, packed, strict=True)
         ]
         self._sends: list[_Message] = []
@@ -187,7 +197,7 @@ class Fetch:
             part = np.empty([measure_along(along) for along in there], raw.dtype)
             copy = BoxCopy.between(_whole(part), raw, there)
             if start < 0:
-                self._sends.append(_Message(rank, part, copy))
+                self._sends.append(_Message.of(rank, part, copy))
             else:
                 self._pushes.append(_Push(members[rank], inbox(members[rank], start, there), copy))
         self._lines, self._readers, self._kept = list[Any](), list[int](), (shared, inboxes)
@@ -231,10 +241,10 @@ class Fetch:
         self._calls = calls = self._calls + 1
         comm, tag, lines = self.team.comm, self._tag + 1, self._lines
         for each in self._receives:
-            self._requests += [comm.Irecv(part, each.rank, tag) for part in _cut_message(each.packed)]
+            self._requests += [comm.Irecv(part, each.rank, tag) for part in each.parts]
         for each in self._sends:
             each.copy.run(each.packed)
-            self._requests += [comm.Isend(part, each.rank, tag) for part in _cut_message(each.packed)]
+            self._requests += [comm.Isend(part, each.rank, tag) for part in each.parts]
         for member, halves, copy in self._pushes:
             # Who has begun the last call has read this half in the one before.
             if lines[member][_READY] < calls - 1:
@@ -280,12 +290,6 @@ class Fetch:
 
 def _whole(part: Array) -> Box:
     return tuple([slice(0, extent) for extent in part.shape])
-
-
-def _cut_message(packed: Array) -> list[list[Any]]:
-    """A packed message as MPI takes it, in parts that every MPI can count."""
-    memory = packed.reshape(-1).view(np.uint8)
-    return [[memory[start : start + DIRECT], MPI.BYTE] for start in range(0, memory.size, DIRECT)]
 
 
 # Words in the memory of a node by which its ranks tell each other, without the others, how far they are.
