@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import LayoutError, PlanError, TileError, quoted
+from reshard.errors import LayoutError, PlanError, RankError, TileError, quoted
 from reshard.geometry.holders import tile_of
 from reshard.lower.to_mpi import (
     Picks,
@@ -288,7 +288,7 @@ class RowGather:
         """
         fetch, release = self._take_turn()
         try:
-            with report_failure(fetch.team):
+            with report_failure(fetch.team, f"fetch {fetch.team.fetched}: "):
                 watch = Watch(fetch.team, self._limit)
                 result = begin_fetch(fetch, watch, self._array, self._wanted, held_rows, out)(watch)
         finally:
@@ -307,7 +307,7 @@ class RowGather:
         """
         fetch, release = self._take_turn()
         try:
-            with report_failure(fetch.team):
+            with report_failure(fetch.team, where := f"fetch {fetch.team.fetched}: "):
                 watch = Watch(fetch.team, self._limit)
                 finish = begin_fetch(fetch, watch, self._array, self._wanted, held_rows, out)
         finally:
@@ -316,7 +316,7 @@ class RowGather:
         def end() -> Array:
             turn = fetch.team.turns.take(time.monotonic() + self._limit)
             try:
-                with report_failure(fetch.team):
+                with report_failure(fetch.team, where):
                     result = finish(Watch(fetch.team, self._limit))
             finally:
                 turn.release()
@@ -335,7 +335,15 @@ class RowGather:
         if self._freed:
             raise PlanError("this handle has been freed; prepare another one")
         check_alive(self._array.comm)
-        if not self._fetch.team.alive:  # After a failure, all ranks prepare it anew.
+        team = self._fetch.team
+        team.fetched += 1
+        if not team.alive:
+            # Ranks do not wait for each other before they fail: this one may be late for a call that has failed. After
+            # it, and after one that was made in vain, all ranks prepare the handle anew.
+            where = f"fetch {team.fetched}: "
+            failed = [f"rank {rank}: {text}" for rank, text in team.failures().items() if text.startswith(where)]
+            if failed:
+                raise RankError(f"the call ended on all ranks, because one failed: {'; '.join(failed)}")
             self._fetch, self._wanted, _ = make_fetch(self._array, self._want, self._what, None, self._limit, True)
         turns = self._fetch.team.turns
         release = turns.free if turns.take_again() else turns.take(time.monotonic() + self._limit).release

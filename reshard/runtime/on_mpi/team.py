@@ -112,7 +112,7 @@ class Team:
             raise RankError(f"MPI cannot duplicate the communicator: {error}; free those no longer used") from None
         self.rank, self.size = comm.rank, comm.size
         self.broken = False
-        self.calls = self.fetches = 0
+        self.calls = self.fetches = self.fetched = 0
         self.plain = self.shared = True
         self.into = False
         self.freed = False
@@ -123,6 +123,7 @@ class Team:
         self.pool = Pool()
         self._posted = 0
         self._sent: list[MPI.Request] = []
+        self._reports: dict[int, str] = {}
         self._groups: dict[tuple[int, ...], MPI.Intracomm] = {}
         node, memory = _split_node(duplicate, nodes)
         split = sync_bytes(node.size)
@@ -253,14 +254,14 @@ class Team:
     def failures(self) -> dict[int, str]:
         """The failures reported so far, by rank."""
         texts = {self.members[member]: text for member, text in self.node_sync.failed().items()}
-        if self.one_node:
+        if self.one_node or self.freed:
             return texts
         status = MPI.Status()
         while self.comm.Iprobe(MPI.ANY_SOURCE, FAILED, status):
             message = bytearray(status.Get_count(MPI.BYTE))
             self.comm.Recv([message, MPI.BYTE], status.source, FAILED)
-            texts[status.source] = message.decode(errors="replace")
-        return texts
+            self._reports[status.source] = message.decode(errors="replace")
+        return texts | self._reports
 
 
 class _OthersFailed(RankError):
@@ -321,10 +322,11 @@ class report_failure:
     A class: a generator as context takes 1 us more, and a new array of 14 us enters two.
     """
 
-    __slots__ = ("team",)
+    __slots__ = ("team", "where")
 
-    def __init__(self, team: Team) -> None:
-        self.team = team
+    def __init__(self, team: Team, where: str = "") -> None:
+        """`where` says in which of several calls an error of this rank was, and not a wait that took too long."""
+        self.team, self.where = team, where
 
     def __enter__(self) -> None:
         """Nothing is done before an error."""
@@ -337,7 +339,8 @@ class report_failure:
             self.team.broken = True
             raise RankError(str(error)) from None
         if not self.team.broken:  # Else an inner part of the call has reported it.
-            self.team.fail(f"{type(error).__name__}: {error}")
+            where = "" if isinstance(error, RankError) else self.where
+            self.team.fail(f"{where}{type(error).__name__}: {error}")
 
 
 def world() -> Comm:
