@@ -6,6 +6,7 @@ import random
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,9 @@ def _made_and_moved(comm: MPI.Intracomm, one: Owned, other: Owned) -> None:
     out = DistArray.zeros(other.layout, comm)
     assert array.redistribute(other.layout, out=out) is out
     _check(out, other)
-    relabelled = array.redistribute(other.layout, relabel=True)
-    assert np.array_equal(relabelled.to_global(None), whole)
+    if find_spec("scipy"):
+        relabelled = array.redistribute(other.layout, relabel=True)
+        assert np.array_equal(relabelled.to_global(None), whole)
     for dim in range(len(layout.shape)):
         local = array.redistribute(dim)
         assert local.layout.tile_shape[dim] == layout.shape[dim]
