@@ -107,8 +107,8 @@ def redistribute(
     dims).
 
     A `reshard.Layout` in pieces of any size is that of an array of the layout's `padded_shape`: its tiles side by side,
-    each with room for the largest piece, and zeros beyond its own rows where the pieces are new. Such a target makes one
-    of the array itself, and such a `source` the array itself of one.
+    each with room for the largest piece, and zeros beyond its own rows where the pieces are new. Such a target makes
+    one of the array itself, and such a `source` the array itself of one.
 
     Raises `LayoutError`, `MeshError` or `PlanError` for an invalid source or target, and `BudgetError`, with the
     smallest budget that works, if no plan fits the budget.

@@ -73,7 +73,8 @@ def move_tile(
     Layouts are of any kind: in pieces of any size, block-cyclic, partial. Their devices are those of the axes that are
     manual there, by position. A tile has the layout's `tile_shape`, the room of the largest piece; what is beyond
     `tile_shape_of` a device is padding, of which no element of the result is made. In pieces that are new it is zeros,
-    in those that stay what it was. `budget` and `network` are those of `reshard.plan`. It has derivatives of both kinds.
+    in those that stay what it was. `budget` and `network` are those of `reshard.plan`. It has derivatives of both
+    kinds.
 
     Raises `MeshError` outside of a `shard_map`, or for other devices, and `TileError` for a tile of another shape.
 

@@ -95,7 +95,8 @@ def _list_row_forms(
     nearly alike.
     """
     cuts = count_cuts(step)
-    moves = find_rows(step) if step.sliced_on or cuts > MANY else None
+    platforms = () if step.relays else step.sliced_on  # What is passed on arrives before it is sent.
+    moves = find_rows(step) if platforms or cuts > MANY else None
     if moves is None:
         return {}
     wide = dtypes.nbytes(moves.width, step.dtype or dtype) >= NARROW
@@ -103,7 +104,7 @@ def _list_row_forms(
     sliced = partial(run_slices, step, moves, place.anew(), shape)
     by_table = partial(run_rows, step, moves, place.anew(), shape, into) if many else None
     forms = {"cpu": None} if by_table and find_largest_box(step) is not None else {}
-    return {**forms, **dict.fromkeys(step.sliced_on, sliced), "default": by_table} if step.sliced_on or many else {}
+    return {**forms, **dict.fromkeys(platforms, sliced), "default": by_table} if platforms or many else {}
 
 
 def _run_boxes(
