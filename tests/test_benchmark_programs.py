@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("issue_21562", "jax", True),
         ("moe_layer", "jax", False),
         ("lineax_gradient_descent", "lineax", True),
-        ("penzai_llama", "penzai", True),
+        pytest.param("penzai_llama", "penzai", True, marks=pytest.mark.sweep),
     ],
 )
 def test_a_program_is_never_worse_with_the_pass(name, needs, saves, tmp_path):

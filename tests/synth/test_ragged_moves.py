@@ -232,6 +232,13 @@ def test_what_lies_alike_is_one_launch_to_a_neighbour():
         assert (plan.launches, plan.received_bytes) == (1, 4)
 
 
+def test_pieces_of_one_element_stay_while_uneven_dims_are_gathered():
+    """No refinement lists their local digit, whose radix is 1."""
+    mesh = rs.Mesh(a=2, b=2, c=2)
+    ends = [rs.Layout.parse(f"s32[{text}]", mesh) for text in ("{c}2/3, {a}(1@1,1@0), {b}2", "3, {a}(1@1,1@0), 4")]
+    check(rs.plan(*ends))
+
+
 def test_tiles_of_one_shape_are_not_taken_for_equal_ones():
     """Both sides have room for 4 elements on each of two devices, but no tile of one is a tile of the other."""
     source = rs.Layout.parse("s32[{x}(1,4)]", rs.Mesh(x=2))

@@ -78,7 +78,9 @@ def hold_digits(like: Layout, digits: Iterable[tuple[int, int, int | None]]) -> 
         else:
             dims[dim] += [Digit(axis.size, axis) for axis in like.mesh.sub_axes(stride, radix)]
     fitted = tuple(
-        fit_digits(each, dim.size) if dim.pieces is None else Dim(tuple(each), dim.size, dim.pieces)
+        fit_digits(each, dim.size)
+        if dim.pieces is None
+        else Dim((*(d for d in each if d.axis), Digit(dim.pieces.largest, None)), dim.size, dim.pieces)
         for each, dim in zip(dims, like.dims, strict=True)
     )
     return Layout(like.mesh, fitted, like.dtype, like.reduction, like.partial)
