@@ -5,7 +5,7 @@
 Full-batch training of two layers, forward and backward. A rank has the vertices of one part, METIS's or a block of the
 given order, and before each product gathers the rows of their neighbours. What must move has a name, connectivity - 1:
 for each vertex, the number of other parts that have a neighbour of it. Networkx ships the karate club, pyamg the mesh
-of a wing; without pymetis (pip install 'reshard[examples]') there are blocks alone.
+of a wing; without pymetis (pip install pymetis) there are blocks alone.
 """
 
 import sys

@@ -112,13 +112,16 @@ def __getattr__(name: str) -> Any:
         value = globals()[name] = getattr(import_module(_HOMES[name]), name)
         return value
     if name not in _PACKAGES:
-        raise AttributeError(f"module 'reshard' has no attribute {name!r}")
+        like = errors.did_you_mean(name, [*__all__, *_PACKAGES])
+        if name == "redistribute":
+            like = "; there are reshard.jax.redistribute, reshard.mpi.redistribute and, in this process, simulate"
+        raise AttributeError(f"module 'reshard' has no attribute {name!r}{like}")
     try:
         return import_module(f"reshard.{name}")
     except ModuleNotFoundError as error:
         if error.name != _PACKAGES[name]:
             raise
-        raise ImportError(f"reshard.{name} needs {_PACKAGES[name]}: pip install 'reshard[{name}]'") from None
+        raise ImportError(f"reshard.{name} needs {_PACKAGES[name]}: pip install {_PACKAGES[name]}") from None
 
 
 def __dir__() -> list[str]:

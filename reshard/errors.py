@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 MOST_QUOTED = 200
 """The most characters of what was given that a message quotes."""
+
+_MOST_ELEMENTS = 8  # Of an array with more, messages say dtype and shape.
 
 MOST_MESSAGE = 4000
 """The most characters of a message: of a longer one, beginning and end are kept."""
@@ -32,6 +35,10 @@ class ReshardError(ValueError):
             for part in given
         )
         super().__init__(*parts)
+
+
+class CallError(ReshardError, TypeError):
+    """A call with an argument that the function does not have, or without one that it needs."""
 
 
 class MeshError(ReshardError):
@@ -140,6 +147,45 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     return f"; did you mean {like[0]!r}?" if like else ""
 
 
+def name_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which says what its arguments are where a call gives others, as a `CallError`.
+
+    >>> @name_arguments
+    ... def plan(source, target=None, *, budget=None): ...
+    >>> for given in ({"source": "a", "bugdet": 3}, {}):
+    ...     try:
+    ...         plan(**given)
+    ...     except CallError as error:
+    ...         print(error)
+    plan() has no argument 'bugdet'; did you mean 'budget'? It is plan(source, target, *, budget)
+    plan() missing 1 required positional argument: 'source'; it is plan(source, target, *, budget)
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            # What a call gives is bound before the function has a frame: an error with one is of something else.
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            message = str(error).replace(".__init__", "")
+        from inspect import Signature, signature
+
+        known, empty = signature(function).parameters, Signature.empty
+        own = [
+            each.replace(annotation=empty, default=empty) for each in known.values() if each.name not in ("self", "cls")
+        ]
+        wrong = next((each for each in kwargs if each not in known), None)
+        name, it = function.__qualname__.removesuffix(".__init__"), "; it"
+        if wrong is not None:
+            like = did_you_mean(wrong, known)
+            message, it = f"{name}() has no argument {wrong!r}{like}", " It" if like else "; it"
+        raise CallError(f"{message}{it} is {name}{Signature(own)}")
+
+    return call
+
+
 def shortened(text: str, most: int = MOST_QUOTED) -> str:
     """The text in at most `most` characters, its end replaced by dots.
 
@@ -162,6 +208,8 @@ def quoted(value: object) -> str:
     given: Any = value
     start: Any = given[:MOST_QUOTED] if isinstance(value, bytes | list | tuple) else given
     try:
+        if hasattr(given, "__array__") and given.size > _MOST_ELEMENTS:
+            return f"an array of {given.dtype}{[*given.shape]}"
         return shortened(" ".join(repr(start).split()))  # That of an array has lines.
     except Exception:  # The repr is the caller's code.
         return f"a {start.__class__.__name__}"

@@ -119,6 +119,8 @@ def parse_command(argv: Sequence[str] | None) -> Callable[[], int]:
         if name != "run":  # What follows a script is its own.
             _check_option_names(commands[name], words[at + 1 :])
     parsed, rest = top.parse_known_args(words)
+    if rest and rest[0].startswith("-") and rest[0][1:2].isalpha():
+        commands[words[at]].error(f"there is no option {quoted(rest[0])}")
     if rest:
         quotes = "; in a shell, put quotes around a layout: 'f32[{y}8, 16]'" if "[" in " ".join(words) else ""
         top.error(f"too many arguments: {' '.join(rest)}{quotes}")
@@ -170,9 +172,7 @@ def print_completion(options: CompletionOptions) -> int:
     try:
         shtab: Any = import_module("shtab")
     except ImportError as error:
-        raise ReshardError(
-            f"completion needs shtab, which cannot be imported ({error}): pip install 'reshard[completion]'"
-        ) from None
+        raise ReshardError(f"completion needs shtab, which cannot be imported ({error}): pip install shtab") from None
     top = build_parser()
     actions: list[Any] = [action for command in find_commands(top).values() for action in command._actions]  # pyright: ignore[reportPrivateUsage]
     for action in actions:

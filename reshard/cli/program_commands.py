@@ -150,8 +150,8 @@ def _report_program(program: ProgramText, options: DoctorOptions) -> Report:
         from reshard.jax.program_report import report_program
     except ImportError:
         raise ReshardError(
-            f"{options.file} is StableHLO, which jax has to compile first, and jax is not installed: install "
-            f"'reshard[jax]', or give the optimized HLO (compiled.as_text())"
+            f"{options.file} is StableHLO, which jax has to compile first, and jax is not installed: pip "
+            f"install jax, or give the optimized HLO (compiled.as_text())"
         ) from None
     return report_program(
         program.content,
@@ -190,7 +190,7 @@ def report_progress(what: str, patience: float = PATIENCE) -> Generator[None]:
 
 _TEXT = (".mlir", ".txt", ".stablehlo")  # Names of files that are to hold text rather than an artifact.
 _PROTO = (".pb", ".binpb", ".hlo_proto")
-_NO_JAX = "the pass needs jax, which is not installed: install 'reshard[jax]'"
+_NO_JAX = "the pass needs jax, which is not installed: pip install jax"
 _MOST_LEFT = 8  # Reshards that are listed where no report is wanted.
 
 _PASS_EXAMPLES = """\

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reshard.cli.option_groups import Command, argument
+from reshard.errors import RankError
 
 _RUN_EXAMPLES = """\
 examples:
@@ -20,7 +21,7 @@ examples:
 class RunOptions:
     """The options of `reshard run`."""
 
-    ranks: int = argument("-n", "--ranks", type=int, required=True, metavar="N", help="how many ranks")
+    ranks: int = argument("-n", "-np", "--ranks", type=int, required=True, metavar="N", help="how many ranks")
     module: Sequence[str] | None = argument(
         "-m",
         dest="module",
@@ -53,7 +54,7 @@ class CalibrateOptions:
     """The options of `reshard calibrate`."""
 
     ranks: int | None = argument(
-        "-n", "--ranks", type=int, metavar="N", help="how many ranks to start (default: those that run it)"
+        "-n", "-np", "--ranks", type=int, metavar="N", help="how many ranks to start (default: those that run it)"
     )
     output: str | None = argument(
         "-o", "--output", metavar="FILE", help="where the network is written (default: stdout)"
@@ -69,7 +70,10 @@ def run_calibrate(options: CalibrateOptions) -> int:
     if options.ranks is not None:
         output = [] if options.output is None else ["-o", options.output]
         return launch(options.ranks, ["-m", "reshard", "calibrate", "--name", options.name, *output])
-    from reshard.mpi import calibrate, world  # These load MPI, which a process that starts ranks must not.
+    try:
+        from reshard.mpi import calibrate, world  # These load MPI, which a process that starts ranks must not.
+    except ImportError as error:
+        raise RankError(str(error)) from None
 
     comm = world()
     network = calibrate(comm, options.name)

@@ -39,7 +39,7 @@ from reshard.types.layout import Layout
 from reshard.types.units import bytes_text, counted
 from reshard.types.whole import check_kind
 
-MARK = "Involuntary full rematerialization"
+MARK = "Involuntary full rematerialization."  # With XLA's full stop: texts about the warning are no logs.
 _SHARDINGS = re.compile(r" from sharding (?P<source>\{.+?\}) to (?P<target>\{.+?\}) (?:efficiently|without) ")
 _OPERATION = re.compile(rf"HLO operation:? (?:%?[\w.\-]+ = )?(?P<shape>{ARRAY.pattern})")
 _METADATA = re.compile(r'metadata=(\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})')

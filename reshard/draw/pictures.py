@@ -77,5 +77,5 @@ def load_painter() -> Any:
         return import_module("reshard.draw.paint_figure")
     except ImportError as error:
         raise ReshardError(
-            f"drawing needs matplotlib, which cannot be imported ({error}): pip install 'reshard[draw]'"
+            f"drawing needs matplotlib, which cannot be imported ({error}): pip install matplotlib"
         ) from None

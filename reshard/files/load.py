@@ -13,7 +13,7 @@ from importlib import import_module
 from os import PathLike
 from typing import Any, Literal, cast
 
-from reshard.errors import PlanError, quoted
+from reshard.errors import PlanError, name_arguments, quoted
 from reshard.files.open import open as open_checkpoint
 from reshard.files.plan_load import plan_load, read_targets
 from reshard.names import Table
@@ -32,6 +32,7 @@ from reshard.types.move import Move
 from reshard.types.whole import checked_flag
 
 
+@name_arguments
 def load(
     source: str | PathLike[str] | Checkpoint,
     targets: Any,

@@ -18,7 +18,7 @@ from importlib import import_module
 from os import PathLike
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import FileError, MissingTensorError, PlanError, did_you_mean, quoted
+from reshard.errors import FileError, MissingTensorError, PlanError, did_you_mean, name_arguments, quoted
 from reshard.files.name_moves import list_target_types, name_moves
 from reshard.files.open import open as open_checkpoint
 from reshard.names import Table
@@ -49,6 +49,7 @@ class AskedLoad(NamedTuple):
     shardings: Any = None
 
 
+@name_arguments
 def plan_load(
     ckpt: Checkpoint | str | PathLike[str],
     targets: Any,

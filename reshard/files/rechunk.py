@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from reshard.errors import BudgetError, FileError, did_you_mean, quoted
+from reshard.errors import BudgetError, FileError, did_you_mean, name_arguments, quoted
 from reshard.files.open import open as open_checkpoint
 from reshard.plans.rechunk_plan import ArrayRechunk, RechunkPlan, RechunkTask
 from reshard.plans.stored import Checkpoint
@@ -87,6 +87,7 @@ def plan_rechunk(
     return _plan_store(ckpt, chunks, memory, processes, format or _find_format(ckpt), shards, codec).plan
 
 
+@name_arguments
 def rechunk(
     source: str | PathLike[str] | Checkpoint,
     target: str | PathLike[str],

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import AgreementError, FileError, LayoutError, quoted, shortened
+from reshard.errors import AgreementError, FileError, LayoutError, name_arguments, quoted, shortened
 from reshard.lower.to_files.file_writes import LEAST, count_run_bytes, has_whole_chunks, list_file_writes
 from reshard.plans.stored import Stored
 from reshard.runtime import simulate
@@ -70,6 +70,7 @@ class HeldArrays(NamedTuple):
     process_of: dict[int, int] | None
 
 
+@name_arguments
 def save(
     path: str | PathLike[str],
     tree: Tree,

@@ -26,7 +26,12 @@ the one on StableHLO `stablehlo_pass`. `jit` and `redistribute` are functions he
 `from reshard.jax.jit import ...`.
 """
 
-import jax as _jax
+try:
+    import jax as _jax
+except ModuleNotFoundError as _error:
+    if _error.name != "jax":
+        raise
+    raise ImportError("reshard.jax needs jax: pip install jax") from None
 
 if tuple(map(int, _jax.__version__.split(".")[:2])) < (0, 11):  # An older jax hands no compiled module to a pass.
     raise ImportError(f"reshard.jax needs jax 0.11 or later, and this is jax {_jax.__version__}: pip install -U jax")

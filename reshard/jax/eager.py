@@ -342,6 +342,11 @@ def put_by_jax(x: Any, target: Any, *, donate: bool) -> jax.Array:
         constrain = isinstance(target, Format) and isinstance(x, Tracer)
         placed = jax.lax.with_sharding_constraint(x, target) if constrain else jax.device_put(x, target, donate=donate)
     except (TypeError, ValueError, OverflowError) as error:
+        if "evenly" in str(error):
+            raise LayoutError(
+                f"JAX makes no uneven tiles of an array of shape {x.shape}, as {target.spec} asks for: "
+                f"{error}; pad its dims to sizes that their axes divide, or leave them whole"
+            ) from None
         raise LayoutError(f"JAX refuses the move to {target}: {error}") from None
     if donate and placed is not x and isinstance(x, jax.Array) and not isinstance(x, Tracer):
         discard_donated(x, [placed])

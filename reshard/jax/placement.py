@@ -212,6 +212,11 @@ def spread_targets(given: Any, arrays: Any, what: str) -> list[Any]:
     if is_target(given):
         return [given] * len(jax.tree.leaves(arrays))
     check_tree(given, f"the tree of {what} shardings")
+    if any(isinstance(each, str) for each in jax.tree.leaves(given)):
+        raise PlanError(
+            f"the {what} shardings {quoted(given)} have names of axes in tuples, lists or text; give a NamedSharding, "
+            f"or jax.sharding.PartitionSpec('x', None)"
+        )
     try:
         each = jax.tree.broadcast(given, arrays, is_leaf=is_target)
     except Exception:  # JAX quotes what does not fit, by the caller's code.
@@ -226,7 +231,11 @@ def spread_targets(given: Any, arrays: Any, what: str) -> list[Any]:
             ("the arrays have", [name for name, its in zip(ours, tops, strict=True) if not its & set(theirs)]),
             (f"the {what} shardings have", [name for name in theirs if name not in above]),
         )
-        lines = [f"only {who} {', '.join(map('.'.join, names[:4]))}" for who, names in only if names]
+        lines = [
+            f"only {who} {', '.join('.'.join(each) or 'one that is in no tree' for each in names[:4])}"
+            for who, names in only
+            if names
+        ]
         differences = "; ".join(lines) or "lists, tuples, dicts and other nodes are not in the same places"
         raise PlanError(
             f"the tree of {what} shardings is not a prefix of the tree of arrays: {differences}; give one sharding for "
@@ -469,9 +478,10 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
     elif not entered.empty:
         mesh = entered
     if not isinstance(given, PartitionSpec | Layout):
+        swapped = "; write redistribute(x, sharding)" if hasattr(given, "__array__") else ""
         raise LayoutError(
             f"the {what} {quoted(given)} is a {type(given).__name__}; give a NamedSharding, a PartitionSpec or a "
-            f"reshard.Layout"
+            f"reshard.Layout{swapped}"
         )
     if mesh is None or mesh.empty:
         raise MeshError(

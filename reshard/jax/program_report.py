@@ -24,7 +24,7 @@ from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib import xla_client as _xla_client
 
 from reshard.doctor import CompiledMemory, Known, Report, examine
-from reshard.errors import ProgramError, ReshardError, quoted, shortened
+from reshard.errors import ProgramError, ReshardError, name_arguments, quoted, shortened
 from reshard.jax.advise import advise
 from reshard.jax.request import options_on
 from reshard.jax.stablehlo_pass import explicit_reshards
@@ -45,6 +45,7 @@ _PARTITIONS = "mhlo.num_partitions"
 _ROWS = 32  # As many as `reshard show` prints.
 
 
+@name_arguments
 def report(
     f: Callable[..., Any], *, network: Network | str | None = None, sums: str = "exact", **options: Any
 ) -> Callable[..., Report]:

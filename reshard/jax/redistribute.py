@@ -22,7 +22,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.errors import LayoutError, MeshError, PlanError, quoted, shortened
+from reshard.errors import LayoutError, MeshError, PlanError, name_arguments, quoted, shortened
 from reshard.jax import crossing, placement, traced
 from reshard.jax.agreement import agree_between
 from reshard.jax.buckets import run_moves
@@ -55,6 +55,7 @@ from reshard.types.view import View
 from reshard.types.whole import checked_flag
 
 
+@name_arguments
 def redistribute(
     x: Any,
     sharding: Any,
@@ -299,10 +300,14 @@ def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> P
             aval = jax.typeof(x)
         except Exception as error:  # jax quotes what is given, whose repr is the caller's code.
             raise LayoutError(
-                f"{quoted(x)} is a {type(x).__name__}, of which JAX makes no array: "
-                f"{shortened(str(error))}; give arrays of numbers, "
-                f"bools or random keys, or a tree of them"
+                f"{quoted(x)} is a {type(x).__name__}, of which JAX makes no array: {shortened(str(error))}; write "
+                f"redistribute(x, sharding), and give arrays of numbers, bools or random keys, or a tree of them"
             ) from None
+        if not aval.shape and getattr(getattr(sharding, "spec", sharding), "partitions", ()):
+            raise LayoutError(
+                f"{quoted(x)} is one number, and the target {sharding} splits dims; give a list of numbers as one "
+                f"array, np.array(numbers): as it is, it is a tree of them"
+            )
     if is_in_pieces(sharding) or is_in_pieces(source):
         return _prepare_pieces(x, sharding, source, options)
     if not placement.has_layout(sharding):
@@ -399,6 +404,7 @@ _END = "\n"
 """Between the manifest of a tree and its options, in what processes compare."""
 
 
+@name_arguments
 def reshard_pytree(
     source: Any,
     target: Any,

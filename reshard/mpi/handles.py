@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import numpy as np
 from mpi4py import MPI
 
-from reshard.errors import PlanError
+from reshard.errors import PlanError, name_arguments
 from reshard.mpi.redistribution import MoveArguments
 from reshard.mpi.tile_checks import check_layout
 from reshard.runtime.account import Account
@@ -28,6 +28,7 @@ HIDDEN = 1 << 20
 """Bytes of a tile from which a thread makes a small move that has begun: to start one takes a third of such a move."""
 
 
+@name_arguments
 def prepare(
     source: Layout,
     target: Layout,

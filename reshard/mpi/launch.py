@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from reshard.errors import RankError, quoted
+from reshard.errors import RankError, name_arguments, quoted
 from reshard.types.whole import read_items, whole
 
 SETTINGS: Mapping[str, str] = {
@@ -28,6 +29,7 @@ _RANK_VARIABLES = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_", "MPIEXEC_")
 _PATIENCE = 10  # Seconds that mpiexec has to end its ranks after a SIGTERM.
 
 
+@name_arguments
 def launch(ranks: int, arguments: Sequence[str | Path], timeout: float | None = None) -> int:
     """Runs a script as `python -m mpi4py` does, on a number of ranks, and returns mpiexec's exit status.
 
@@ -53,6 +55,8 @@ def launch(ranks: int, arguments: Sequence[str | Path], timeout: float | None = 
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):  # pyright: ignore
         raise RankError(f"timeout {quoted(timeout)}: give seconds, a number above 0, or None to wait for the end")
     line = command(ranks, words)
+    if find_spec("mpi4py") is None:
+        raise RankError("ranks need mpi4py: pip install mpi4py, and mpich with it if this machine has no MPI")
     script = Path(words[0])
     if not words[0].startswith("-") and not (script.is_file() or (script / "__main__.py").is_file()):
         # A pipe could be read by one rank only, and a device such as /dev/zero has no end.
@@ -109,7 +113,5 @@ def find() -> str:
     beside = Path(sys.executable).parent / "mpiexec"
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
-        raise RankError(
-            "no mpiexec was found next to this Python or on the PATH; pip install 'reshard[mpich]' brings one"
-        )
+        raise RankError("no mpiexec was found next to this Python or on the PATH; pip install mpich brings one")
     return mpiexec

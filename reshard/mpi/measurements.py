@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from reshard.errors import PlanError, quoted
+from reshard.errors import PlanError, name_arguments, quoted
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi import Reduce, Stripes, ranks_of_nodes
 from reshard.mpi.tile_checks import check_layout
@@ -28,6 +28,7 @@ from reshard.types import Layout
 from reshard.types.whole import whole
 
 
+@name_arguments
 def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT) -> Network:
     """Measures the network of a communicator: `inner` within a node, `outer` between nodes, `domain` ranks per node.
 

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
+from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, name_arguments, quoted
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi import device_of, devices_by_id, seat_of
 from reshard.mpi.sparse_rows import SparseRows, count_nonzeros, is_sparse, lay_arrays, share_rows
@@ -135,6 +135,7 @@ def redistribute(
 ) -> tuple[Array | Any, Layout]: ...
 
 
+@name_arguments
 def redistribute(
     tile: Any,
     source: Any,
@@ -232,6 +233,7 @@ def redistribute(
     return arguments.run() if prepared is None else arguments.run_again(prepared)
 
 
+@name_arguments
 def move(
     tile: Any,
     move: Move,

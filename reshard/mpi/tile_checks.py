@@ -255,10 +255,10 @@ def _number_of(value: object) -> int | None:
 def check_layout(layout: object, what: str) -> Layout:
     """The layout itself; raises `LayoutError` for anything else."""
     if not isinstance(layout, Layout):
-        raise LayoutError(
-            f"the {what} {quoted(layout)} is a {type(layout).__name__}, not a Layout; read one with Layout.parse(text, "
-            f"mesh)"
-        )
+        cure = "read one with Layout.parse(text, mesh)"
+        if hasattr(layout, "__array__"):
+            cure = "write redistribute(tile, source, target, comm), or DistArray(layout, tile, comm)"
+        raise LayoutError(f"the {what} {quoted(layout)} is a {type(layout).__name__}, not a Layout; {cure}")
     return layout
 
 

@@ -125,7 +125,7 @@ class Phase(NamedTuple):
     waits: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(ShownPlan):
     """A checked redistribution: `steps` lead from `source` to `target`.
 
@@ -445,6 +445,11 @@ class Plan(ShownPlan):
         for number, (step, again) in enumerate(zip(data["steps"], made["steps"], strict=True), 1):
             compare_figures(step, again, f"step {number}")
         return plan
+
+    def __repr__(self) -> str:
+        """One line, in which long tables of pieces are shortened; `str` is the table of the steps."""
+        moved = f"received {bytes_text(self.received_bytes)}, {counted(self.launches, 'launch')}"
+        return f"<Plan {self.source} -> {self.target}: {list_kinds(self)}; {moved}>"
 
     def __str__(self) -> str:
         meshes = f"{self.source.mesh} to {self.target.mesh}" if self.crosses else str(self.source.mesh)
@@ -914,7 +919,7 @@ def list_kinds(plan: Plan) -> str:
 # Otherwise it must be given, and what they leave out stays as it is.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TreePlan(ShownPlan):
     """Checked plans of many moves, in batches; `names` lists the moves in the order in which they were given.
 
@@ -1222,6 +1227,10 @@ class TreePlan(ShownPlan):
         tree = cls(tuple(fields.listed("names", str)), tuple(batches), *shared)
         compare_figures(fields.data, tree._figures, "the tree")
         return tree
+
+    def __repr__(self) -> str:
+        made = f"{counted(len(self.names), 'move')} in {counted(len(self.batches), 'batch')}"
+        return f"<TreePlan {made}: received {bytes_text(self.received_bytes)}, {counted(self.launches, 'launch')}>"
 
     def __str__(self) -> str:
         rows = [("batch", "arrays", "steps", "received", "launches")]

@@ -18,7 +18,7 @@ from typing import overload
 
 import numpy as np
 
-from reshard.errors import PlanError, ProofError, UndecidedError, quoted
+from reshard.errors import PlanError, ProofError, UndecidedError, name_arguments, quoted
 from reshard.lower import Program, lower_plan
 from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import Exchange, InParts, Instruction, is_alias, join_launches, lower_batch
@@ -305,6 +305,7 @@ def prove(plan: Plan, program: Program | None = None, *, launches: bool = False,
 def prove(plan: TreePlan, program: None = None, *, launches: bool = False, limit: float = 30.0) -> TreeProof: ...
 
 
+@name_arguments
 def prove(
     plan: Plan | TreePlan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0
 ) -> Proof | TreeProof:
@@ -312,7 +313,7 @@ def prove(
 
     `launches=True` also searches for a plan with fewer launches, for at most `limit` seconds; see `fewest`.
     Raises `ProofError` with a counterexample if the program is wrong, and `UndecidedError` if it is neither proved
-    nor refuted. Needs z3: `pip install 'reshard[prove]'`.
+    nor refuted. Needs z3: `pip install z3-solver`.
 
     >>> import reshard as rs
     >>> mesh = rs.Mesh(x=3)

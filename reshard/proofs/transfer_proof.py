@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import PlanError, ProofError, UndecidedError, quoted
+from reshard.errors import PlanError, ProofError, UndecidedError, name_arguments, quoted
 from reshard.plans.descriptors import Descriptor, read_transfer
 from reshard.plans.plan import group_moves
 from reshard.plans.rules.bounds import joint_endpoint_bound, joint_lower_bound
@@ -108,6 +108,7 @@ class _Loops(NamedTuple):
 _Turn = list[_Loops]
 
 
+@name_arguments
 def verify(
     transfers: Any,
     source: Layout | Move | Mapping[str, Layout | Move],

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import PlanError, TileError, quoted
+from reshard.errors import PlanError, TileError, name_arguments, quoted
 from reshard.geometry.messages import list_held_copies
 from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, Transfer, place_offsets
@@ -113,6 +113,7 @@ def simulate(
 ) -> dict[str, Tiles]: ...
 
 
+@name_arguments
 def simulate(
     plan: Plan | TreePlan,
     tiles: Mapping[Any, Any],

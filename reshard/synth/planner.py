@@ -30,7 +30,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 
-from reshard.errors import BudgetError, PlanError, ReshardError, StepError, quoted
+from reshard.errors import BudgetError, PlanError, ReshardError, StepError, name_arguments, quoted
 from reshard.geometry.holders import count_copies
 from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
 from reshard.plans.pipeline import Pipeline, plan_part
@@ -59,6 +59,7 @@ from reshard.types.reductions import identity
 from reshard.types.whole import check_deadline
 
 
+@name_arguments
 def plan(
     source: Layout | Move,
     target: Layout | None = None,
@@ -94,6 +95,8 @@ def plan(
     >>> [s.kind for s in p.steps], p.received_bytes, p.lower_bound_bytes
     (['all_to_all'], 1792, 1792)
     """
+    if not isinstance(source, Layout | Move):  # pyright: ignore[reportUnnecessaryIsInstance]
+        _check_ends(source, target)  # Of arguments in another order, what is said of a budget would be of no help.
     options = PlanOptions.read(budget, network, donate, slack)
     if have is None and changed is None:
         return find_plan(source, target, options)
@@ -312,11 +315,14 @@ def _check_ends(source: object, target: object) -> tuple[Layout, Layout]:
         return source.source, source.target
     for name, layout in (("source", source), ("target", target)):
         if not isinstance(layout, Layout):
-            jax = hasattr(layout, "spec") and hasattr(layout, "mesh")
-            advice = "Layout.from_jax(sharding, shape, dtype)" if jax else "Layout.parse(text, mesh)"
-            raise PlanError(
-                f"the {name} {quoted(layout)} is a {type(layout).__name__}, not a Layout; read it with {advice}"
-            )
+            given, advice = f"{quoted(layout)} is a {type(layout).__name__}", "read text with Layout.parse(text, mesh)"
+            if hasattr(layout, "sharding") or (hasattr(layout, "spec") and hasattr(layout, "mesh")):
+                advice = "read a jax sharding with Layout.from_jax(sharding, shape, dtype)"
+            elif hasattr(layout, "partitions"):
+                advice = "read a PartitionSpec with Layout.from_spec(mesh, shape, dtype, spec)"
+            elif layout is None or isinstance(layout, Mapping | list | tuple):
+                advice = "write plan(source, target), or plan_tree({name: (source, target)}) for many arrays"
+            raise PlanError(f"the {name} {given}, not a Layout; {advice}")
     before, after = cast(Layout, source), cast(Layout, target)
     if before.shape != after.shape:
         raise PlanError(
@@ -349,6 +355,7 @@ def _spell_on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
 #                arrays are cut, and batches made smaller
 
 
+@name_arguments
 def plan_tree(
     moves: Mapping[str, Any] | Sequence[Any],
     budget: int | str | None = None,
@@ -385,6 +392,8 @@ def plan_tree(
     >>> tree.targets, tree.filled, tree.peak_bytes
     (('both', 'both'), (), 64)
     """
+    if isinstance(budget, Layout | Mapping):
+        raise PlanError("plan_tree takes sources and targets together: {name: (source, target)}, or a list of pairs")
     return find_tree_plan(moves, PlanOptions.read(budget, network, donate, slack), sources, targets)
 
 

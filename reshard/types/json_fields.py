@@ -51,6 +51,8 @@ class Fields:
     @classmethod
     def read(cls, text: object, what: str, cure: str = _CURE) -> Fields:
         """The object that a text in JSON has; raises `PlanError` for any other text."""
+        if isinstance(text, dict):
+            raise _field_error(what, "it is a dict", f"{cure}, which json.dumps makes of a dict")
         try:
             data = json.loads(cast("str", text))
         except (TypeError, ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from reshard.errors import LayoutError, MeshError, about_sharding, quoted
+from reshard.errors import LayoutError, MeshError, about_sharding, name_arguments, quoted
 from reshard.types import dtypes
 from reshard.types.dims import Digit as Digit
 from reshard.types.dims import Dim as Dim
@@ -86,6 +86,7 @@ class Layout:
             put(self, "reduction", None)
 
     @classmethod
+    @name_arguments
     def parse(cls, source: str, mesh: Mesh) -> Layout:
         """Reads text such as `f32[{y}8, 16, {x}4] + sum{z}`; `str()` writes it.
 
@@ -150,6 +151,7 @@ class Layout:
         return cls(mesh, tuple(dims), dtypes.canonical(dtype), op, held_partial)
 
     @classmethod
+    @name_arguments
     def from_spec(
         cls,
         mesh: Mesh,
@@ -181,6 +183,7 @@ class Layout:
         return cls.tiled(mesh, sizes, dtype, axes, partial, reduction)
 
     @classmethod
+    @name_arguments
     def from_shardy(cls, source: str, mesh: Mesh | None, shape: Sequence[int], dtype: object) -> Layout:
         """From a Shardy sharding; `mesh` may be None if the text contains one.
 
@@ -195,6 +198,7 @@ class Layout:
             return cls._placed(place_sharding(raw, None if mesh is None else checked_mesh(mesh)), sizes, dtype)
 
     @classmethod
+    @name_arguments
     def from_hlo(cls, source: str, shape: Sequence[int], dtype: object, *, num_devices: int = 1) -> Layout:
         """From an HLO sharding, on a mesh made for it, with axes d0, d1, ... unless the text names them.
 
@@ -211,6 +215,7 @@ class Layout:
             return cls._placed(hlo.place_hlo(raw, len(sizes), num_devices), sizes, dtype)
 
     @classmethod
+    @name_arguments
     def from_jax_text(cls, source: str, mesh: Mesh, shape: Sequence[int], dtype: object) -> Layout:
         """From the text of a JAX `PartitionSpec`; dims past its end are not split.
 
@@ -225,6 +230,7 @@ class Layout:
             return cls._placed(place_sharding(raw.padded(len(sizes)), checked_mesh(mesh)), sizes, dtype)
 
     @classmethod
+    @name_arguments
     def from_jax(cls, sharding: Any, shape: Sequence[int], dtype: object) -> Layout:
         """From a `jax.sharding.NamedSharding`, on the devices of its mesh; uneven sizes are padded as in XLA.
 
@@ -242,6 +248,7 @@ class Layout:
             return cls._placed(place_sharding(raw, jax_sharding.mesh_of(sharding.mesh)), sizes, dtype)
 
     @classmethod
+    @name_arguments
     def from_dtensor(
         cls,
         placements: Sequence[Any],
@@ -272,6 +279,7 @@ class Layout:
         return cls(grid, tuple(dims), dtypes.canonical(dtype), raw.reduction, tuple(axes[at] for at in raw.partial))
 
     @classmethod
+    @name_arguments
     def from_scalapack(
         cls, desc: Sequence[int], grid: Sequence[int], dtype: object = "float64", *, order: str = "R"
     ) -> Layout:
@@ -291,6 +299,7 @@ class Layout:
         return cls(mesh, tuple(dim(*each) for each in dims), dtypes.canonical(dtype))
 
     @classmethod
+    @name_arguments
     def from_owners(
         cls,
         owners: object,
@@ -313,6 +322,7 @@ class Layout:
         return cls._in_pieces(Pieces.from_owners(owners, count), mesh, shape, dtype, dim, names)
 
     @classmethod
+    @name_arguments
     def from_sizes(
         cls,
         sizes: object,
@@ -330,6 +340,7 @@ class Layout:
         return cls._in_pieces(Pieces.from_sizes(sizes), mesh, shape, dtype, dim, axes)
 
     @classmethod
+    @name_arguments
     def from_ranges(
         cls,
         offsets: object,
@@ -349,6 +360,7 @@ class Layout:
         return cls._in_pieces(Pieces.from_sizes(sizes), mesh, shape, dtype, dim, axes)
 
     @classmethod
+    @name_arguments
     def from_chunks(
         cls, chunks: Sequence[Any], mesh: Mesh, dtype: object, axes: Sequence[Sequence[str] | str | None]
     ) -> Layout:
@@ -367,6 +379,7 @@ class Layout:
         return cls(mesh, tuple(dims), dtypes.canonical(dtype))
 
     @classmethod
+    @name_arguments
     def from_csr(cls, indptr: object, rows: Layout, dtype: object = None) -> Layout:
         """The nonzeros of a sparse matrix, in CSR's order, each where `rows`, a layout of the matrix, has its row.
 

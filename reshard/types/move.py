@@ -13,12 +13,12 @@ A move says what is wanted. A plan says how, and is checked against it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
-from reshard.errors import NotationError, PlanError, quoted
+from reshard.errors import NotationError, PlanError, did_you_mean, name_arguments, quoted
 from reshard.types.index_set import Holding, IndexSet
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
@@ -51,6 +51,7 @@ class Move:
     cast: bool = False
     holding: Holding | None = None
 
+    @name_arguments
     def __init__(
         self,
         source: Layout,
@@ -191,6 +192,15 @@ class Move:
         return f"{self.source} -> {self.target} on {self.source.mesh}{view}{', cast' * self.casts}{held}"
 
 
+def refuse_sizes(sizes: Mapping[str, object], options: Iterable[str]) -> NoReturn:
+    """Raises `PlanError` for sizes of atoms without a view: most often, the name of an option is misspelled."""
+    wrong = min(sizes)
+    raise PlanError(
+        f"there is no argument {quoted(wrong)}; sizes of atoms need a view, such as view='(a b) -> b a'"
+        f"{did_you_mean(wrong, options)}"
+    )
+
+
 def _checked_layout(what: str, layout: object) -> Layout:
     if isinstance(layout, Layout):
         return layout
@@ -221,9 +231,7 @@ def _resolve_view(
         return einops.resolve_pattern(pattern, (source.shape, target.shape), sizes, take, into)
     # Without a view, arrays have the same dims; parts to take or fill are named by the numbers of the dims.
     if sizes:
-        raise PlanError(
-            f"unknown argument {quoted(min(sizes))}; sizes of atoms need a view, such as view='(a b) -> b a'"
-        )
+        refuse_sizes(sizes, ("view", "take", "into", "cast", "have", "changed"))
     if not take and not into:
         if source.shape != target.shape:
             raise PlanError(

@@ -253,4 +253,4 @@ def test_other_shells(call, shell, words):
 def test_without_shtab_the_message_names_the_extra(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
     ran = call("completion", "bash")
-    assert ran.code == 2 and "pip install 'reshard[completion]'" in ran.err
+    assert ran.code == 2 and "pip install shtab" in ran.err

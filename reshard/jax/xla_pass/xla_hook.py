@@ -36,7 +36,7 @@ import jax
 from reshard import errors
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import ProposalOptions, read_sums
-from reshard.errors import PlanError, ProgramError
+from reshard.errors import PlanError, ProgramError, name_arguments
 from reshard.hlo import wire
 from reshard.jax import compiled_forms
 from reshard.jax.request import options_on
@@ -104,6 +104,12 @@ class Enabled:
     options: ProposalOptions
     reports: list[ModuleReport] = field(default_factory=list[ModuleReport])
 
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        disable()
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.reports)) or "no module with collectives has been compiled yet"
 
@@ -129,6 +135,7 @@ _state = _State()
 _watching = threading.local()
 
 
+@name_arguments
 def enable(
     *,
     network: Network | str | None = None,
@@ -148,7 +155,9 @@ def enable(
     are where several processes share it; TPUs and GPUs promise no order. What is computed by the fusion that took a
     slice, and an FFT on other rows, may be rounded in another way, unless `same_bits`: then such chains are left, and
     on TPU and GPU all of them. With `sums="any order"`, floats may be added up in another order where that saves bytes.
-    Returns the reports of what is compiled. Raises `PlanError`, `NetworkError` or `ReshardError` for invalid options.
+    Returns the reports of what is compiled; as a context, `with enable():`, it switches the pass off at the end, for
+    the whole process (`enabled` is for one thread). Raises `PlanError`, `NetworkError` or `ReshardError` for invalid
+    options.
 
     >>> log = enable()
     >>> disable()

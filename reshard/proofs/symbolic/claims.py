@@ -235,7 +235,7 @@ def z3() -> Any:
     try:
         return import_module("z3")
     except ImportError as error:
-        raise UndecidedError(f"z3 is needed to decide claims ({error}); install reshard[prove]") from None
+        raise UndecidedError(f"z3 is needed to decide claims ({error}); pip install z3-solver") from None
 
 
 _OF_THREAD = threading.local()

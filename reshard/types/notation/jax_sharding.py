@@ -181,7 +181,9 @@ def _read_spec_entry(node: ast.expr, text: str) -> tuple[str, ...]:
             _fail_spec(text, "UNCONSTRAINED leaves the choice to the compiler; name the axes of that dim, or None")
         case _:
             _fail_spec(
-                text, f"cannot read {_show_node(node, text)!r}; an entry is None, an axis 'x' or a tuple ('x', 'y')"
+                text,
+                f"cannot read {_show_node(node, text)!r}; an entry is None, an axis 'x' or a tuple ('x', 'y'), and "
+                f"a shell needs quotes around all of it: \"P('x', None)\"",
             )
 
 

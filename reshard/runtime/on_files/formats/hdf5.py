@@ -213,7 +213,7 @@ class _OpenedHdf5:
             self.library: Any = import_module("h5py")
         except ImportError as error:
             raise FileError(
-                f"{quoted(path)} is read by h5py, which cannot be imported ({error}); pip install 'reshard[hdf5]'"
+                f"{quoted(path)} is read by h5py, which cannot be imported ({error}); pip install h5py"
             ) from None
         try:
             # Chunks are read whole, and so not cached.

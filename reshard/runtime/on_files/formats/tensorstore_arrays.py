@@ -32,7 +32,7 @@ def import_tensorstore() -> Any:
     except ImportError as error:
         raise FileError(
             f"these chunks are decoded by tensorstore, which cannot be imported ({error}); "
-            "pip install 'reshard[tensorstore]'"
+            "pip install tensorstore ml_dtypes"
         ) from None
     return tensorstore
 

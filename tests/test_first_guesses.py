@@ -1,0 +1,292 @@
+"""What people type first, who know JAX, numpy and MPI: it works, or an error names the thing and the cure.
+
+A guess in Python is an expression, one on the command line the words that a shell hands over. Beside each that does not
+work stand the thing and the cure that its error has. No exception is one of another library, or Python's own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reshard as rs
+from reshard.cli import main
+from reshard.errors import ReshardError
+
+WORKS = ("", "")
+PYTHON: dict[str, tuple[str, str]] = {
+    # meshes and layouts
+    "rs.Mesh(x=4, y=2)": WORKS,
+    "rs.Mesh({'x': 4, 'y': 2})": WORKS,
+    "rs.Mesh(jax_mesh)": WORKS,
+    "rs.Mesh.parse('x=4,y=2')": WORKS,
+    "rs.Mesh('x=4,y=2')": ("'x=4,y=2'", "read it with Mesh.parse"),
+    "rs.Mesh((4, 2), ('x', 'y'))": ("[4, 2]", "give a dict of name to size"),
+    "rs.Mesh(4)": ("mesh axes 4", "give a dict of name to size"),
+    "rs.Layout.parse('float32[16, 8]', mesh)": WORKS,
+    "rs.Layout.parse('f32[{x}4, 8]')": ("'mesh'", "Layout.parse(source, mesh)"),
+    "rs.Layout.parse('f32[{x}4, 8]', jax_mesh)": ("jax mesh", "Mesh(jax_mesh)"),
+    "rs.Layout.parse('f32[{x}4, 8]', {'x': 4})": ("{'x': 4}", "give Mesh(x=4, y=2)"),
+    "rs.Layout.parse(mesh, 'f32[{x}4, 8]')": ("'f32[{x}4, 8]' is a str", "give Mesh(x=4, y=2)"),
+    "rs.Layout.parse(\"P('x', None)\", mesh)": ("P('x', None)", "write dtype[dims]"),
+    "rs.Layout.from_jax(x.sharding, x.shape, x.dtype)": WORKS,
+    "rs.Layout.from_jax(x)": ("'shape' and 'dtype'", "Layout.from_jax(sharding, shape, dtype)"),
+    "rs.Layout.from_jax(P('x'), (16, 8), 'f32')": ("is a P", "NamedSharding(mesh"),
+    "rs.Layout.from_spec(mesh, (16, 8), np.float32, ('x', None))": WORKS,
+    "rs.Layout.from_spec(mesh, (16, 8), jnp.bfloat16, P('x', None))": WORKS,
+    "rs.Layout.from_spec(mesh, (16, 8), 'f32', ('z',))": ("'z'", "has axes x, y"),
+    "rs.Layout.from_spec(P('x'), mesh, (16, 8), 'f32')": ("P('x',)", "give Mesh(x=4, y=2)"),
+    "rs.Layout.from_spec(mesh=mesh, shape=(16, 8), dtypes='f32', spec=('x',))": ("'dtypes'", "'dtype'"),
+    "rs.Layout.from_sizes([3, 5, 0, 5], rs.Mesh(x=4), (13,), 'f32')": WORKS,
+    # plans
+    "rs.plan(rows, columns)": WORKS,
+    "rs.plan(rows, columns, '64MiB')": WORKS,
+    "rs.plan(source=rows, target=columns, budget='1GB', network='h100')": WORKS,
+    "rs.plan(rows)": ("the target None", "write plan(source, target)"),
+    "rs.plan()": ("'source'", "plan(source, target"),
+    "rs.plan(rows, columns, bugdet=3)": ("'bugdet'", "did you mean 'budget'?"),
+    "rs.plan(rows, columns, mesh=mesh)": ("'mesh'", "plan(source, target"),
+    "rs.plan(rows, columns, budget=1e9)": ("1000000000.0", "64MiB"),
+    "rs.plan(rows, columns, network='H100')": ("'H100'", "did you mean 'h100'?"),
+    "rs.plan('f32[{x}4, 8]', 'f32[16, {x}2]')": ("'f32[{x}4, 8]'", "Layout.parse(text, mesh)"),
+    "rs.plan(mesh, rows, columns)": ("is a Mesh", "Layout.parse(text, mesh)"),
+    "rs.plan(P('x'), P(None, 'x'))": ("is a P", "Layout.from_spec(mesh, shape, dtype, spec)"),
+    "rs.plan(x.sharding, x.sharding)": ("is a NamedSharding", "Layout.from_jax(sharding, shape, dtype)"),
+    "rs.plan(x, NamedSharding(jax_mesh, P()))": ("an array of float32[16, 8]", "Layout.from_jax("),
+    "rs.plan((rows, columns))": ("is a tuple", "write plan(source, target)"),
+    "rs.plan({'w': (rows, columns)})": ("is a dict", "plan_tree({name: (source, target)})"),
+    "rs.plan_tree({'w': (rows, columns)})": WORKS,
+    "rs.plan_tree([(rows, columns)])": WORKS,
+    "rs.plan_tree({'w': (rows, columns)}, bugdet=3)": ("'bugdet'", "did you mean 'budget'?"),
+    "rs.plan_tree({'w': rows}, {'w': columns})": ("plan_tree takes", "{name: (source, target)}"),
+    "rs.plan_tree({'w': rows})": ("w: the layout", "give a (source, target) pair"),
+    "rs.Move(rows, columns)": WORKS,
+    "rs.Move(rows)": ("'target'", "Move(source, target"),
+    "rs.Move(rows, columns, veiw='a b -> b a')": ("'veiw'", "did you mean 'view'?"),
+    "rs.Plan.from_json(plan.to_json())": WORKS,
+    "rs.Plan.from_json(plan.to_dict())": ("it is a dict", "to_json()"),
+    "plan.to_json('plan.json')": ("'plan.json'", "give a whole number"),
+    "rs.simulate(plan, {device: np.ones((4, 8), 'f4') for device in range(8)})": WORKS,
+    "rs.simulate(plan, np.ones((16, 8), 'f4'))": ("a ndarray", "a dict of one tile per device"),
+    "rs.simulate({0: np.ones((4, 8), 'f4')}, plan)": ("is a dict, not a plan", "reshard.plan()"),
+    "rs.simulate(plan)": ("'tiles'", "simulate(plan, tiles"),
+    "rs.prove(plan)": WORKS,
+    "rs.prove(rows, columns)": ("is a Layout, not a Plan", "reshard.plan()"),
+    "rs.verify(plan)": ("'source'", "verify(transfers, source, target"),
+    # jax
+    "rs.jax.redistribute(x, P(None, 'x'))": WORKS,
+    "rs.jax.redistribute(x, NamedSharding(jax_mesh, P()))": WORKS,
+    "rs.jax.redistribute(x, columns)": WORKS,
+    "rs.jax.redistribute(x, jax.devices()[0])": WORKS,
+    "rs.jax.redistribute({'w': x}, {'w': P()})": WORKS,
+    "rs.jax.redistribute(np.ones((16, 8), 'f4'), x.sharding)": WORKS,
+    "rs.jax.redistribute(x, P('x'), budget='1MiB', donate=False)": WORKS,
+    "rs.jax.redistribute(x)": ("'sharding'", "redistribute(x, sharding"),
+    "rs.jax.redistribute(x, P(), bugdet=3)": ("'bugdet'", "did you mean 'budget'?"),
+    "rs.jax.redistribute(x, ('x', None))": ("('x', None)", "PartitionSpec('x', None)"),
+    "rs.jax.redistribute({'w': x}, {'w': ('x', None)})": ("('x', None)", "PartitionSpec('x', None)"),
+    "rs.jax.redistribute(x, 'x')": ("'x'", "PartitionSpec('x', None)"),
+    "rs.jax.redistribute(x, P('q'))": ("P('q',)", "name axes of that mesh"),
+    "rs.jax.redistribute(x, jax_mesh)": ("is a Mesh", "give a NamedSharding"),
+    "rs.jax.redistribute(x, jax_mesh, P('x'))": ("3 were given", "redistribute(x, sharding"),
+    "rs.jax.redistribute(x, jax.devices())": ("not a prefix", "give one sharding for all"),
+    "rs.jax.redistribute(P('x'), x)": ("P('x',) is a P", "write redistribute(x, sharding)"),
+    "rs.jax.redistribute(x.sharding, x)": ("is a NamedSharding", "write redistribute(x, sharding)"),
+    "rs.jax.redistribute(x, x)": ("an array of float32[16, 8]", "write redistribute(x, sharding)"),
+    "rs.jax.redistribute([[1, 2], [3, 4]], x.sharding)": ("1 is one number", "np.array(numbers)"),
+    "rs.jax.redistribute(np.ones((15, 8)), x.sharding)": ("(15, 8)", "pad its dims to sizes that their axes divide"),
+    "rs.jax.redistribute(x, P(), source=P('y'))": ("P('x',)", "leave source out"),
+    "rs.jax.redistribute(x, P(), budget='lots')": ("'lots'", "e.g. 64MiB"),
+    "rs.jax.reshard_pytree({'w': x}, {'w': NamedSharding(jax_mesh, P())}, bugdet=3)": ("'bugdet'", "'budget'"),
+    "rs.jax.enable(True)": ("1 was given", "enable(*, network"),
+    "rs.jax.report(lambda v: v + 1, x)": ("2 were given", "report(f, *"),
+    "rs.jax.show(np.zeros(3))": ("has no sharding", "give a jax.Array"),
+    # MPI, on one rank
+    "rs.mpi.redistribute(tile, here, there, comm)": WORKS,
+    "rs.mpi.redistribute(tile, here, there, comm, budget='1MiB')": WORKS,
+    "rs.mpi.prepare(here, there, comm)(tile)": WORKS,
+    "rs.mpi.DistArray(here, tile, comm).redistribute(there).sum()": WORKS,
+    "rs.mpi.redistribute(tile, here, there)": ("'comm'", "redistribute(tile, source, target, comm"),
+    "rs.mpi.redistribute(tile, here, there, comm, bugdet=3)": ("'bugdet'", "did you mean 'budget'?"),
+    "rs.mpi.redistribute(here, there, tile, comm)": ("an array of float32[4, 8]", "(tile, source, target, comm)"),
+    "rs.mpi.redistribute(comm, tile, here, there)": ("not a communicator", "MPI.COMM_WORLD"),
+    "rs.mpi.redistribute(tile, here, there, 4)": ("comm 4", "MPI.COMM_WORLD"),
+    "rs.mpi.redistribute(tile, 'f32[{x}4, 8]', there, comm)": ("'f32[{x}4, 8]'", "Layout.parse(text, mesh)"),
+    "rs.mpi.redistribute(tile[:2], here, there, comm)": ("(2, 8)", "give this rank's tile"),
+    "rs.mpi.redistribute(tile.astype('f8'), here, there, comm)": ("float64", "cast it first"),
+    "rs.mpi.prepare(here, there)": ("'comm'", "prepare(source, target, comm"),
+    "rs.mpi.prepare(here, there, comm, bugdet=3)": ("'bugdet'", "did you mean 'budget'?"),
+    "rs.mpi.prepare(tile, here, there, comm)": ("4 were given", "prepare(source, target, comm"),
+    "rs.mpi.DistArray(tile, here, comm)": ("an array of float32[4, 8]", "DistArray(layout, tile, comm)"),
+    "rs.mpi.calibrate()": ("'comm'", "calibrate(comm"),
+    "rs.mpi.launch(4, 'script.py')": ("'script.py'", "give a list"),
+    # files
+    "rs.files.load('none.safetensors')": ("'targets'", "load(source, targets"),
+    "rs.files.open('none.safetensors')": ("'none.safetensors'", "give a file or a folder"),
+    "rs.names.read('llama')": ("'llama'", "llama-to-megatron"),
+}
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """What the guesses begin from: the lines of a quickstart."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+    from mpi4py import MPI
+
+    jax_mesh = jax.make_mesh((4, 2), ("x", "y"))
+    x = jax.device_put(np.ones((16, 8), "f4"), NamedSharding(jax_mesh, PartitionSpec("x")))
+    mesh, alone = rs.Mesh(x=4, y=2), rs.Mesh(x=1)
+    rows, columns = (rs.Layout.parse(text, mesh) for text in ("f32[{x}4, 8]", "f32[16, {x}2]"))
+    here, there = (rs.Layout.parse(text, alone) for text in ("f32[{x}4, 8]", "f32[4, {x}8]"))
+    given = {"rs": rs, "np": np, "jax": jax, "jnp": jnp, "P": PartitionSpec, "NamedSharding": NamedSharding}
+    given |= {"mesh": mesh, "jax_mesh": jax_mesh, "x": x, "rows": rows, "columns": columns}
+    given |= {"plan": rs.plan(rows, columns), "here": here, "there": there, "tile": np.ones((4, 8), "f4")}
+    return given | {"comm": MPI.COMM_WORLD}
+
+
+@pytest.mark.parametrize("guess", PYTHON)
+def test_a_guess_in_python_works_or_names_the_thing_and_the_cure(guess: str, names: dict[str, Any]):
+    thing, cure = PYTHON[guess]
+    if not cure:
+        eval(guess, names)
+        return
+    with pytest.raises(ReshardError) as caught:
+        eval(guess, names)
+    message = str(caught.value)
+    assert thing in message and cure in message, message
+    assert len(message) < 700, message
+
+
+def test_a_call_error_is_a_type_error_and_hides_none_of_the_function(names: dict[str, Any]):
+    with pytest.raises(TypeError, match="'bugdet'"):
+        eval("rs.plan(rows, columns, bugdet=3)", names)
+    # What the function itself raises stays as it is, also where that is a TypeError.
+    with pytest.raises(TypeError) as caught:
+        eval("rs.jax.report(lambda a, b: a)(x)", names)
+    assert not isinstance(caught.value, ReshardError)
+
+
+def test_other_guesses(names: dict[str, Any]):
+    plan = names["plan"]
+    assert repr(plan) == "<Plan f32[{x}4, 8] -> f32[16, {x}2]: all_to_all; received 96 B, 1 launch>"
+    assert repr(rs.plan_tree({"w": (names["rows"], names["columns"])})) == (
+        "<TreePlan 1 move in 1 batch: received 96 B, 1 launch>"
+    )
+    assert len(str(plan).splitlines()) == 4
+    with rs.jax.enable() as log:
+        names["jax"].jit(lambda v: v + 1)(2.0)
+    assert "no module" in str(log)
+    from reshard.jax.xla_pass.xla_hook import is_on
+
+    assert not is_on()
+    for name, cure in (("mesh", "'Mesh'"), ("redistribute", "reshard.jax.redistribute, reshard.mpi.redistribute")):
+        with pytest.raises(AttributeError, match=cure):
+            getattr(rs, name)
+
+
+PAIR = "f32[{x}4] f32[16]"
+COMMANDS: dict[str, tuple[str, str]] = {  # words with spaces between them, as a shell hands them over: without quotes
+    "--help": WORKS,
+    "--version": WORKS,
+    "plan --help": WORKS,
+    f"plan --mesh x=4 {PAIR}": WORKS,
+    f"plan --mesh=x=4 {PAIR} --json": WORKS,
+    f"plan {PAIR} --mesh x=4": WORKS,
+    f"plan --mesh x=4 {PAIR} --budget 64MB --network h100": WORKS,
+    "plan --mesh x=4 P('x',None) P(None,'x') --shape 16,16 --dtype f32": WORKS,
+    "plan --mesh x=4 P('x',None) f32[16,16]": WORKS,
+    f"show --mesh x=4 {PAIR.split()[0]}": WORKS,
+    "show --mesh x=4 P('x') --shape 16 --dtype f32": WORKS,
+    f"simulate --mesh x=4 {PAIR}": WORKS,
+    f"prove --mesh x=4 {PAIR}": WORKS,
+    "completion bash": WORKS,
+    "help": ("'help'", "reshard --help"),
+    "version": ("'version'", "reshard --help"),
+    "plan": ("SOURCE and TARGET", "--batch FILE"),
+    f"plan {PAIR}": ("'f32[{x}4]'", "give the mesh: --mesh x=4,y=2"),
+    f"plan -m x=4 {PAIR}": ("'-m'", "reshard plan --help"),
+    f"plan --mesh 4 {PAIR}": ("'4'", "write axes as name=size"),
+    f"plan --mesh x:4 {PAIR}": ("'x:4'", "write axes as name=size"),
+    f"plan --mesh x=4 {PAIR} --bugdet 3": ("'--bugdet'", "did you mean '--budget'?"),
+    f"plan --mesh x=4 {PAIR} --network tpu": ("'tpu'", "did you mean 'tpu-v4'?"),
+    "plan --mesh x=4 P(x,None) P() --shape 16,16 --dtype f32": ("'x'", "\"P('x', None)\""),
+    "plan --mesh x=4 x None": ("'x'", "write f32[{x}8, 16], P('x', None)"),
+    "plan --mesh x=4 f32[x4] f32[16]": ("'x4'", "digits like {x}4"),
+    "plan --mesh x=4 f32[{x}4] -> f32[16]": ("-> f32[16]", "put quotes around a layout"),
+    "show f32[{x}4]": ("'f32[{x}4]'", "give the mesh"),
+    "show --mesh x=4 P('x') --shape 16": ("without dtype", "--dtype f32"),
+    f"verify --mesh x=4 {PAIR}": ("'verify'", "prove"),
+    "doctor": ("FILE", "reshard doctor --help"),
+    "doctor README.md": ("README.md is not a program", "give optimized HLO"),
+    "doctor .": ("cannot read .", "give optimized HLO"),
+    "pass README.md": ("README.md is not a program", "StableHLO"),
+    "run none.py": ("-n", "reshard run --help"),
+    "run -n 4": ("nothing to run", "give a script"),
+    "run -np 4 none.py": ("'none.py'", "give the path of one"),
+    "load none.safetensors": ("--mesh", "reshard load --help"),
+    "files": ("COMMAND", "reshard files --help"),
+    "files show none.safetensors": ("'none.safetensors'", "give a file or a folder"),
+    "files check README.md": ("README.md", "give a checkpoint's file or folder"),
+    "completion powershell": ("'powershell'", "'fish'"),
+}
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_a_guess_on_the_command_line_works_or_names_the_thing_and_the_cure(
+    typed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    thing, cure = COMMANDS[typed]
+    try:
+        code = main(typed.split())
+    except SystemExit as stop:
+        code = stop.code
+    shown = capsys.readouterr()
+    if not cure:
+        assert not code and shown.out and not shown.err
+        return
+    assert code == 2 and not shown.out
+    assert shown.err.startswith("reshard: error: ") and shown.err.count("\n") == 1
+    assert thing in shown.err and cure in shown.err, shown.err
+
+
+MISSING = {  # of a library that is not there: what is typed, and what installs it
+    ("jax", "import reshard.jax"): "ImportError: reshard.jax needs jax: pip install jax",
+    ("mpi4py", "from reshard.cli import main; main(['calibrate'])"): "pip install mpi4py, and mpich",
+    ("mpi4py", "from reshard.cli import main; main(['run', '-n', '2', 'setup.py'])"): "pip install mpi4py, and mpich",
+}
+
+
+HIDE = """
+import sys
+class Finder:
+    def __init__(self, inner): self.inner = inner
+    def find_spec(self, name, *rest):
+        return None if name.partition(".")[0] == {library!r} else self.inner.find_spec(name, *rest)
+sys.meta_path[:] = [Finder(inner) for inner in sys.meta_path]
+{typed}
+"""
+
+
+def test_a_library_that_is_not_there_is_named_and_how_to_install_it():
+    for (library, typed), cure in MISSING.items():
+        code = HIDE.format(library=library, typed=typed)
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert cure in run.stderr.strip().splitlines()[-1], run.stderr
+        assert ("Traceback" in run.stderr) == (library == "jax")  # The command shows none.
+
+
+def test_there_are_many_and_no_text_installs_what_is_not_published():
+    assert len(PYTHON) >= 100 and len(COMMANDS) >= 40
+    root = Path(__file__).parent.parent
+    for folder in ("reshard", "docs", "examples"):
+        for path in (root / folder).rglob("*"):
+            if path.suffix in (".py", ".md", ".ipynb") and path.is_file():
+                assert "install 'reshard[" not in path.read_text(encoding="utf-8"), path
