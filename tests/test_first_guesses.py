@@ -98,7 +98,7 @@ PYTHON: dict[str, tuple[str, str]] = {
     "rs.jax.redistribute(P('x'), x)": ("P('x',) is a P", "write redistribute(x, sharding)"),
     "rs.jax.redistribute(x.sharding, x)": ("is a NamedSharding", "write redistribute(x, sharding)"),
     "rs.jax.redistribute(x, x)": ("an array of float32[16, 8]", "write redistribute(x, sharding)"),
-    "rs.jax.redistribute([[1, 2], [3, 4]], x.sharding)": ("1 is one number", "np.array(numbers)"),
+    "rs.jax.redistribute([[1, 2], [3, 4]], x.sharding)": ("a number has none", "np.array(numbers)"),
     "rs.jax.redistribute(np.ones((15, 8)), x.sharding)": ("(15, 8)", "pad its dims to sizes that their axes divide"),
     "rs.jax.redistribute(x, P(), source=P('y'))": ("P('x',)", "leave source out"),
     "rs.jax.redistribute(x, P(), budget='lots')": ("'lots'", "e.g. 64MiB"),

@@ -395,6 +395,11 @@ def resolve_sharding(given: object, x: Any, what: str) -> NamedSharding:
     Raises `LayoutError` if it is not a sharding or does not fit the array, and `MeshError` for a spec without a mesh
     or with axes that the mesh does not have.
     """
+    if not x.shape and len(getattr(getattr(given, "spec", given), "partitions", ())) and not isinstance(x, jax.Array):
+        raise LayoutError(
+            f"the {what} {given} splits dims, and a number has none; give a list of numbers as one array, "
+            f"np.array(numbers): as it is, it is a tree of them"
+        )
     sharding = named_sharding(given, x, what)
     if isinstance(given, Layout) and (given.shape != x.shape or given.dtype != x.dtype.name):
         raise LayoutError(

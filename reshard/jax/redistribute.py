@@ -303,11 +303,6 @@ def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> P
                 f"{quoted(x)} is a {type(x).__name__}, of which JAX makes no array: {shortened(str(error))}; write "
                 f"redistribute(x, sharding), and give arrays of numbers, bools or random keys, or a tree of them"
             ) from None
-        if not aval.shape and getattr(getattr(sharding, "spec", sharding), "partitions", ()):
-            raise LayoutError(
-                f"{quoted(x)} is one number, and the target {sharding} splits dims; give a list of numbers as one "
-                f"array, np.array(numbers): as it is, it is a tree of them"
-            )
     if is_in_pieces(sharding) or is_in_pieces(source):
         return _prepare_pieces(x, sharding, source, options)
     if not placement.has_layout(sharding):
