@@ -286,7 +286,7 @@ def test_a_library_that_is_not_there_is_named_and_how_to_install_it():
 def test_there_are_many_and_no_text_installs_what_is_not_published():
     assert len(PYTHON) >= 100 and len(COMMANDS) >= 40
     root = Path(__file__).parent.parent
-    for folder in ("reshard", "docs", "examples"):
+    for folder in ("reshard", "docs", "examples", "notebooks"):
         for path in (root / folder).rglob("*"):
             if path.suffix in (".py", ".md", ".ipynb") and path.is_file():
                 assert "install 'reshard[" not in path.read_text(encoding="utf-8"), path

@@ -344,8 +344,8 @@ def put_by_jax(x: Any, target: Any, *, donate: bool) -> jax.Array:
     except (TypeError, ValueError, OverflowError) as error:
         if "evenly" in str(error):
             raise LayoutError(
-                f"JAX makes no uneven tiles of an array of shape {x.shape}, as {target.spec} asks for: "
-                f"{error}; pad its dims to sizes that their axes divide, or leave them whole"
+                f"JAX makes no uneven tiles of an array of shape {x.shape}, as {getattr(target, 'spec', target)} asks "
+                f"for: {error}; pad its dims to sizes that their axes divide, or leave them whole"
             ) from None
         raise LayoutError(f"JAX refuses the move to {target}: {error}") from None
     if donate and placed is not x and isinstance(x, jax.Array) and not isinstance(x, Tracer):
