@@ -371,6 +371,12 @@ def _prepare_pieces(x: Any, sharding: Any, source: Any, options: PlanOptions) ->
             )
         held.append(NamedSharding(mesh, on_jax.spell_spec(each, axes)))
         ends.append(each)
+        # Else the tiles would be in another order in the array than the layout's, and all of their rows wrong.
+        if what == "source" and known is not None and not known.is_equivalent_to(held[-1], x.ndim):
+            raise PlanError(
+                f"the array of shape {x.shape} is sharded as {known.spec}, and the tiles of its source {each} lie side "
+                f"by side in {held[-1].spec}; an array of tiles is made with the axes in the layout's order"
+            )
     plan = find_plan(Move(ends[0], ends[1]), None, options)
     sliced = options.budget is None  # All messages at once have buffers of their own.
     if isinstance(x, Tracer) or placement.is_tracing():

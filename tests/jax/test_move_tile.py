@@ -198,6 +198,11 @@ def test_what_is_refused_says_what_to_do():
         redistribute(array, target, have=array)
     with pytest.raises(LayoutError, match="give a sharding or"):
         redistribute(array, jax.devices()[0], source=target)
+    both = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    turned = rs.Layout.from_sizes([0, 2, 0, 0], rs.Mesh(x=2, y=2), (2, 6), "f32", axes=["y", "x"])
+    tiles = jax.device_put(np.zeros((8, 6), "float32"), NamedSharding(both, P(("y", "x"))))
+    with pytest.raises(PlanError, match=r"sharded as P\(\('y', 'x'\).* in P\(\('x', 'y'\)"):
+        redistribute(tiles, NamedSharding(both, P("x")), source=turned)
     with pytest.raises(LayoutError, match="give ints"):  # Sizes that only the program knows.
         jax.jit(lambda sizes: rs.Layout.from_sizes(sizes, MESH, (10, 6), "f32"))(jnp.arange(4))
 
