@@ -196,7 +196,7 @@ def refuse_sizes(sizes: Mapping[str, object], options: Iterable[str]) -> NoRetur
     """Raises `PlanError` for sizes of atoms without a view: most often, the name of an option is misspelled."""
     wrong = min(sizes)
     raise PlanError(
-        f"there is no argument {quoted(wrong)}; sizes of atoms need a view, such as view='(a b) -> b a'"
+        f"unknown argument {quoted(wrong)}; sizes of atoms need a view, such as view='(a b) -> b a'"
         f"{did_you_mean(wrong, options)}"
     )
 
