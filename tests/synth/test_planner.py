@@ -242,7 +242,7 @@ def test_seconds_that_differ_in_the_last_digit_are_equal(source: str, target: st
     [
         ("f32[{x}4]", "f32[8]", {}, r"source f32\[\{x\}4\] has global shape \(16,\), target f32\[8\] has \(8,\)"),
         ("f32[{x}4]", "f64[16]", {}, "is float32, target .* is float64; .* cast before or after it"),
-        ("f32[{x}4]", None, {}, "the target None is a NoneType, not a Layout; read it with Layout.parse"),
+        ("f32[{x}4]", None, {}, "the target None is a NoneType, not a Layout; write plan"),
         (
             "f32[{x}4]",
             "f32[16]",
