@@ -85,10 +85,11 @@ def pick_boxes(layout: Layout, indices: Sequence[Column], rank: int, nodes: Sequ
         pieces.append([int(numbers[group[0]]) for group in groups])
         parts.append([(join_neighbours(first[group]), join_neighbours(locals_[group])) for group in groups])
     tiles = [np.array(column, np.int64) for column in zip(*itertools.product(*pieces), strict=True)]
-    held_by = seats_at(layout.mesh, list_positions(holders(layout), tiles)) if tiles or not parts else np.empty((0, 1))
+    none: Column = np.empty((0, 1), np.int64)
+    held_by = seats_at(layout.mesh, list_positions(holders(layout), tiles)) if tiles or not parts else none
     if layout.mesh.size != len(nodes):  # Else seats are ranks.
         ranks = np.array(ranks_of_seats(layout.mesh, len(nodes)))
-        held_by = np.where(held_by < 0, -1, ranks[held_by.astype(np.int64)])
+        held_by = np.where(held_by < 0, -1, ranks[held_by])
     owners = choose_givers(held_by, rank, nodes).tolist()
     boxes = [
         PickedBox(owner, tuple([here for here, _ in box]), tuple([there for _, there in box]))
