@@ -111,9 +111,18 @@ def want_halo(array: ArrayInTiles, width: object, periodic: object) -> Want:
                     f"dim {dim} of {layout:} has {len(runs)} runs on rank {team.rank}, and a halo is of one interval; "
                     f"redistribute to a layout whose pieces are intervals, or use gather_rows"
                 )
-            size = layout.shape[dim]
-            index = np.arange(runs[0].start - before, runs[0].stop + after) if runs else np.empty(0, np.int64)
-            indices.append(index % size if wraps[dim] and size else index[(index >= 0) & (index < size)])
+            size, (start, stop) = layout.shape[dim], (runs[0].start, runs[0].stop) if runs else (0, 0)
+            if not runs:
+                indices.append(np.empty(0, np.int64))
+            elif wraps[dim] and size:
+                if max(before, after) > size:
+                    raise LayoutError(
+                        f"a halo of {max(before, after)} in dim {dim} of {layout:}, which has {size} elements and goes "
+                        f"on at its other end: give a width of at most {size}"
+                    )
+                indices.append(np.arange(start - before, stop + after) % size)
+            else:
+                indices.append(np.arange(max(0, start - before), min(size, stop + after)))
         return Wanted(pick_boxes(layout, indices, team.rank, team.facts.nodes), tuple(map(len, indices)))
 
     return want

@@ -152,6 +152,10 @@ def _widened(comm: MPI.Intracomm, layout: Layout, private: bool, nodes: int) -> 
     for _ in range(4):
         pairs = [(choose.randint(0, 3), choose.choice([0, 1, 9])) for _ in range(ndim)]
         wraps = [choose.random() < 0.5 for _ in range(ndim)]
+        pairs = [
+            (min(before, size), min(after, size)) if wrap and size else (before, after)
+            for (before, after), wrap, size in zip(pairs, wraps, layout.shape, strict=True)
+        ]
         indices: list[Any] = []
         for runs, (before, after), wrap, size in zip(boxes[comm.rank], pairs, wraps, layout.shape, strict=True):
             index = range(runs[0].start - before, runs[0].stop + after) if runs else range(0)
@@ -163,8 +167,10 @@ def _widened(comm: MPI.Intracomm, layout: Layout, private: bool, nodes: int) -> 
             assert np.array_equal(begun.wait(), expected)
             assert np.array_equal(halo.gather(), expected)
     width = choose.randint(1, 2)
-    alike = array.halo(width, True, limit=LIMIT)
-    assert np.array_equal(alike, array.halo([width] * ndim, [True] * ndim, limit=LIMIT))
+    alike = array.halo(width, limit=LIMIT)
+    assert np.array_equal(alike, array.halo([width] * ndim, [False] * ndim, limit=LIMIT))
+    # The box is cut at the ends of the array before its indices are listed.
+    assert np.array_equal(array.halo(10**15, limit=LIMIT), whole) or not all(boxes[comm.rank])
 
 
 def _refused(array: DistArray, whole: np.ndarray, nodes: int, given: tuple[Any, Any], text: str) -> None:
@@ -205,6 +211,7 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
         ("three ends", ((1, 1, 1), 0), False, "pair (before, after)"),
         ("a width that is text", "1", False, "width '1'"),
         ("periodic that is a number", 1, 2, "periodic 2"),
+        ("more than once around", 10**15, True, "width of at most"),
     ):
         call = partial(array.halo, width, periodic, limit=LIMIT)
         yield name, partial(_refuses, comm, call, text)
