@@ -152,7 +152,7 @@ def test_global_arrays_are_their_tiles_side_by_side():
     """Now and under jit, there and back, with their gradient: padding is zeros, and is not read."""
     owned = Owned(own_rows((3, 5, 0, 2)), [["x"], []], [np.repeat(np.arange(4), (3, 5, 0, 2)), np.zeros(6, int)])
     whole, mesh = np.arange(1, 61, dtype="float32").reshape(10, 6), jax_mesh()
-    before, after = (NamedSharding(mesh, spec) for spec in (P(None, "y"), P()))
+    before, after = (NamedSharding(mesh, spec) for spec in (P(None, "y"), P(None, ("y",))))
     array = jax.device_put(whole, before)
     tiles = redistribute(array, owned.layout)
     assert (tiles.shape, tiles.sharding.spec) == ((20, 6), P("x", None))
