@@ -95,7 +95,7 @@ def plan(
     >>> [s.kind for s in p.steps], p.received_bytes, p.lower_bound_bytes
     (['all_to_all'], 1792, 1792)
     """
-    if not isinstance(source, Layout | Move):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(source, (Layout, Move)):  # pyright: ignore[reportUnnecessaryIsInstance]
         _check_ends(source, target)  # Of arguments in another order, what is said of a budget would be of no help.
     options = PlanOptions.read(budget, network, donate, slack)
     if have is None and changed is None:
