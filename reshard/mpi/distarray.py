@@ -439,8 +439,8 @@ class DistArray(NumpyMethods):
         """This rank's box of the array, wider by `width` indices on each side, corners included; collective.
 
         `width` is a number, or one for each dim, or pairs (before, after). At the ends of the array the box is cut, or,
-        where it is `periodic` (a flag, or one for each dim), goes on at the other end. Pieces must be intervals, of any
-        sizes; where a rank has none in some dim, its box is empty there.
+        where it is `periodic` (a flag, or one for each dim), goes on at the other end, once around at most. Pieces are
+        intervals of any sizes; where a rank has none in some dim, its box is empty there.
 
         >>> from mpi4py import MPI
         >>> from reshard.types import Mesh
