@@ -57,7 +57,7 @@ from reshard.runtime.on_mpi.repeated import (
     limit_or_usual,
 )
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch, check_alive, report_failure
-from reshard.runtime.on_mpi.transports import move_tile
+from reshard.runtime.on_mpi.transports import transport_tile
 from reshard.runtime.on_mpi.window_tiles import (
     ABSENT,
     WindowTile,
@@ -254,7 +254,7 @@ class DistArray(NumpyMethods):
             launch = prepare_tile(team, request, held.tile)
 
             def run(team: Team, watch: Watch) -> DistArray:
-                return cls._of(layout, move_tile(team, watch, launch, held, into, None), comm)
+                return cls._of(layout, transport_tile(team, watch, launch, held, into, None), comm)
 
             return ReadyCall(f"from_global: {request} in {layout}", post_tile(held, into), run)
 
@@ -369,7 +369,7 @@ class DistArray(NumpyMethods):
             launch = prepare_tile(team, request, held.tile)
 
             def run(team: Team, watch: Watch) -> DistArray:
-                moved = move_tile(team, watch, launch, held, into, memory)
+                moved = transport_tile(team, watch, launch, held, into, memory)
                 if plain:
                     keep_prepared(team, watch, request, launch, kind=ARRAYS)
                 return DistArray._of(request.target, moved, self._comm) if out is None else out

@@ -482,7 +482,7 @@ def slice_exchanges(plan: Plan, program: Program) -> Program:
         if moves is not None and moves.slices <= MOST_SLICES:
             axes = step.operand.mesh.axes
             group = math.prod(axes[name] for name in find_group_axes(moves, MeshPlace(program.devices, axes)))
-            each = {name: _time_exchange(exchange, dtype, group, name) for name in ("tpu", "cuda")}
+            each = {name: _estimate_exchange(exchange, dtype, group, name) for name in ("tpu", "cuda")}
             if choose_row(moves.width, dtype) is None:
                 del each["tpu"]
             faster = [name for name, (rounds, one) in each.items() if one < rounds]
@@ -490,7 +490,7 @@ def slice_exchanges(plan: Plan, program: Program) -> Program:
     return replace(program, instructions=tuple(made))
 
 
-def _time_exchange(step: Exchange, dtype: str, group: int, platform: str) -> tuple[float, float]:
+def _estimate_exchange(step: Exchange, dtype: str, group: int, platform: str) -> tuple[float, float]:
     """The seconds of an exchange in rounds of permutes, and as one ragged all-to-all in groups of so many devices."""
     if platform == "tpu":
         costs = COSTS[platform]

@@ -96,7 +96,7 @@ def plan(
     (['all_to_all'], 1792, 1792)
     """
     if not isinstance(source, (Layout, Move)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        _check_ends(source, target)  # Of arguments in another order, what is said of a budget would be of no help.
+        _check_ends(source, target)  # First: swapped arguments would otherwise be reported as a wrong budget.
     options = PlanOptions.read(budget, network, donate, slack)
     if have is None and changed is None:
         return find_plan(source, target, options)

@@ -162,8 +162,13 @@ def run_rows(
             link, count = (t.sender, t.receiver, t.relayed), t.elements // moves.width
             start = done[link]  # Of a message in pieces, a round has the next rows.
             done[link] += count
-            columns = _list_rows(moves.runs[link]) if count else ((), ())
-            for table, device, column in zip((sent, written), link, columns, strict=False):
+            if not count:
+                continue
+            # Every row of the runs by its number in a tile: first the sender's, then the receiver's.
+            begin, end, lengths = moves.runs[link].T
+            within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            for table, device, starts in zip((sent, written), link, (begin, end), strict=False):
+                column = np.repeat(starts, lengths) + within
                 table[number][place.positions[device], :count] = column[start : start + count]
     rows = tile.reshape(-1, moves.width).astype(wire_dtype(tile.dtype.name, step.dtype))
     dtype = step.dtype or tile.dtype
@@ -194,13 +199,6 @@ def run_rows(
 
         filled = lax.fori_loop(0, len(numbers), turn, filled)
     return filled.reshape(tuple(shape))
-
-
-def _list_rows(runs: Table) -> tuple[Table, Table]:
-    """Every row of some runs, in the sender's tile and in the receiver's."""
-    lengths = runs[:, 2]
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return np.repeat(runs[:, 0], lengths) + within, np.repeat(runs[:, 1], lengths) + within
 
 
 def choose_row(width: int, dtype: str) -> tuple[int, ...] | None:
@@ -245,14 +243,15 @@ def run_slices(step: Exchange, moves: RowMoves, place: MeshPlace, shape: Sequenc
         arriving[:, place.positions[receiver], number(sender), : len(runs)] = runs.T
 
     flat = tile.reshape(-1, moves.width).astype(wire_dtype(tile.dtype.name, step.dtype))
-    # Under vmap JAX takes only offsets that are batched as the tile is: these add what is no number but zero.
+    # Under vmap, JAX refuses offsets that are not batched like the tile. Adding a zero computed from the tile makes
+    # them so.
     nothing = lax.bitwise_and(lax.ne(flat[:1, 0], flat[:1, 0]), np.False_).astype(np.int32)
 
     def own(table: Table) -> Array:
         listed = jnp.asarray(table.reshape(len(table), -1))
         return lax.dynamic_index_in_dim(listed, place.here.astype(np.int32), keepdims=False) + nothing
 
-    # XLA would make a pass over the tile to cut off what is no whole group of rows.
+    # The tile is padded to whole groups of rows first: otherwise XLA copies all of it to cut off the incomplete group.
     row, multiple = (moves.width,), 1
     if (lanes := choose_row(moves.width, flat.dtype.name)) is not None:
         row, multiple = lanes, SUBLANES

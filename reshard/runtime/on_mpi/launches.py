@@ -59,7 +59,7 @@ from reshard.runtime.on_mpi.global_array import clear_padding
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, text_of_network
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Facts, Team, Watch
-from reshard.runtime.on_mpi.transports import move_tile
+from reshard.runtime.on_mpi.transports import transport_tile
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile, members_with_tile, new_place, new_tile
 from reshard.runtime.on_mpi.wire.chunks import Messages, merge_messages
 from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
@@ -461,7 +461,7 @@ def run_launches(
     made: dict[str, WindowTile] = {}
     for launch in launches:
         if isinstance(launch, TilePlan):
-            moved[""] = move_tile(team, watch, launch, given.tiles[""], given.outs.get(""), memory)
+            moved[""] = transport_tile(team, watch, launch, given.tiles[""], given.outs.get(""), memory)
             continue
         dtype = (launch.stacks[0] if isinstance(launch, Bundle) else launch).plan.source.dtype
         call = Call(team, watch, team.pool, InBytes(dtype, memory or Account("uint8")), team.rank)

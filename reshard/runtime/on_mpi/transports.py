@@ -239,7 +239,7 @@ def _move_by_staging(transfer: TileTransfer, packs: bool, read: Fill | None = No
     return result
 
 
-def move_tile(
+def transport_tile(
     team: Team, watch: Watch, ready: TilePlan, held: WindowTile, out: WindowTile | None, memory: Account | None
 ) -> WindowTile:
     """The target's tile: `out` if given, else a new tile, or the memory of a donated one.

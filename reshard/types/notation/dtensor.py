@@ -234,8 +234,8 @@ def _split_dim(size: int, splits: Sequence[_Split], mesh_shape: Sequence[int]) -
                     f"placements split a dim of {size} unevenly, by {skip} x {count}, into more than {_MOST_CHUNKS} "
                     f"chunks; give a smaller split factor"
                 )
-            for chunk in _cut_runs(runs, [1] * min(skip, size or 1), even=True):
-                for part, more in zip(parts, _cut_runs(chunk, units or [1] * count, even=units is None), strict=True):
+            for chunk in _chunk_runs(runs, [1] * min(skip, size or 1), even=True):
+                for part, more in zip(parts, _chunk_runs(chunk, units or [1] * count, even=units is None), strict=True):
                     part += more
             cut += parts
         pieces = cut
@@ -244,11 +244,11 @@ def _split_dim(size: int, splits: Sequence[_Split], mesh_shape: Sequence[int]) -
     return [*((mesh_shape[axis], axis) for _, axis, _ in splits), (table.largest, None)], table
 
 
-def _cut_runs(runs: Sequence[tuple[int, int]], units: Sequence[int], even: bool) -> list[list[tuple[int, int]]]:
+def _chunk_runs(runs: Sequence[tuple[int, int]], units: Sequence[int], even: bool) -> list[list[tuple[int, int]]]:
     """Runs of indices in parts of so many units, which divide them; `even` parts are of ceil(n / parts) indices, as
     torch.chunk makes them, and the last may be empty.
 
-    >>> _cut_runs([(0, 3), (6, 8)], [1, 1], even=True), _cut_runs([(0, 3), (6, 8)], [2, 0, 3], even=False)
+    >>> _chunk_runs([(0, 3), (6, 8)], [1, 1], even=True), _chunk_runs([(0, 3), (6, 8)], [2, 0, 3], even=False)
     ([[(0, 3)], [(6, 8)]], [[(0, 2)], [], [(2, 3), (6, 8)]])
     """
     total, every = sum(stop - start for start, stop in runs), sum(units)

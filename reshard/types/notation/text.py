@@ -96,7 +96,7 @@ def _read_dim(part: str, text: str) -> RawDim:
                 raise NotationError(
                     f"layout {quoted(text)}: cannot read {quoted(part[at:])}; pieces end a dim, as in {{x}}(3,5,0,2)"
                 )
-            runs = _read_runs(match[4], text)
+            runs = _parse_lengths(match[4], text)
             return RawDim(tuple(digits), sum(runs[0]), runs)
         if match[1]:
             digits.append(_read_number(match[1], text))
@@ -107,7 +107,7 @@ def _read_dim(part: str, text: str) -> RawDim:
     return RawDim(tuple(digits), None)
 
 
-def _read_runs(pieces: str, text: str) -> tuple[list[int], list[int]]:
+def _parse_lengths(pieces: str, text: str) -> tuple[list[int], list[int]]:
     """The lengths of runs, and the piece of each if these are written."""
     lengths: list[int] = []
     numbers: list[int] = []

@@ -46,7 +46,7 @@ from reshard.runtime.on_mpi.gpu.cuda_arrays import (
 )
 from reshard.runtime.on_mpi.prepare import Request, TilePlan
 from reshard.runtime.on_mpi.team import DEVICE, Team, Watch
-from reshard.runtime.on_mpi.transports import move_tile
+from reshard.runtime.on_mpi.transports import transport_tile
 from reshard.runtime.on_mpi.window_tiles import new_tile, post_tile
 from reshard.runtime.on_mpi.wire.chunks import Chunk, JointSide, Side
 from reshard.runtime.on_mpi.wire.message_exchange import Call
@@ -143,9 +143,9 @@ def move_on_gpu(team: Team, watch: Watch, ready: TilePlan, tiles: DeviceTiles, m
     held = new_tile(team, watch, request.source, tile.dtype)
     call.memory.take(call.device, held.tile.size)
     stage.to_host(tile, held.tile)
-    call.memory.free(call.device, held.tile.size)  # From here on, `move_tile` counts it.
+    call.memory.free(call.device, held.tile.size)  # From here on, `transport_tile` counts it.
     prepare_together(team, watch, lambda: None, lambda _: str(request), lambda _: post_tile(held))
-    host = move_tile(team, watch, ready, held, None, call.memory).tile
+    host = transport_tile(team, watch, ready, held, None, call.memory).tile
     team.settle(watch)
     if not overwritten:
         call.memory.free(call.device, held.tile.size)  # The host copy of the tile dies here.
