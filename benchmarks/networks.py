@@ -1,4 +1,4 @@
-"""How near predicted seconds are to what wires need, and what wires and idle axes change: tables of docs/networks.md.
+"""How near predicted seconds are to what wires need, and what wires and idle axes change.
 
     python benchmarks/networks.py                       # plans over the cut bound, on pairs that a new seed draws
     python benchmarks/networks.py --seed 7 --pairs 50   # the same pairs again

@@ -5,7 +5,7 @@
     python benchmarks/programs.py --target v5p-256                  # 256 of them: the programs with that tag
     python benchmarks/programs.py --target h100                     # 8 H100s: the programs with that tag
     python benchmarks/programs.py --only zero_adamw,moe_layer --json rows.jsonl
-    python benchmarks/programs.py --table rows.jsonl                # the tables of docs/programs.md
+    python benchmarks/programs.py --table rows.jsonl                # the tables of docs/developers/programs.md
     python benchmarks/programs.py --by-hand                         # programs that are written by hand as well
     python benchmarks/programs.py --random 300                      # random programs, in one process
     python benchmarks/programs.py --random 300 --processes 2        # in two, with gloo between them

@@ -1,4 +1,4 @@
-"""The transforms of a 3-D FFT on a grid of ranks: each dim is local in turn. Run by `docs/mpi.md` and its tests."""
+"""The transforms of a 3-D FFT on a grid of ranks: each dim is local in turn. Run by `docs/explanation/mpi.md`."""
 
 import numpy as np
 from mpi4py import MPI

@@ -25,8 +25,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links out of `docs` lead to the pages that they are on the site."""
-    markdown = markdown.replace("](../README.md)", "](quickstart-jax.md)")
-    return re.sub(r"\]\(\.\./notebooks\)", "](notebooks/01_query_plans.ipynb)", markdown)
+    markdown = markdown.replace("](../README.md)", "](tutorials/jax.md)")
+    return re.sub(r"\]\((\.\./)+notebooks\)", "](/notebooks/01_query_plans.ipynb)", markdown)
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:

@@ -46,7 +46,7 @@ class MeshError(ReshardError):
 
 
 class LayoutError(ReshardError):
-    """A layout that breaks one of the invariants of `docs/language.md`."""
+    """A layout that breaks one of the invariants of `docs/reference/language.md`."""
 
 
 class NotationError(ReshardError):

@@ -12,7 +12,10 @@ pasted as well, into an interpreter of their own that nobody has set up for them
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import doctest
+import io
 import os
 import re
 import subprocess
@@ -73,13 +76,23 @@ def python_problems(text: str) -> list[str]:
     """What the python blocks of a document do other than it says."""
     problems: list[str] = []
     names: dict[str, Any] = {"__name__": "__main__"}
+    printed = {block.line: block.text for block in blocks(text, "text")}
     for block in blocks(text, "python"):
         where = f"line {block.line}"
         if ">>>" not in block.text:
+            shown = io.StringIO()
             try:
-                exec(compile(block.text, where, "exec"), names)
+                with contextlib.redirect_stdout(shown):
+                    # Statement by statement, so that expressions show their values, as where the block is pasted.
+                    for statement in ast.parse(block.text).body:
+                        exec(compile(ast.Interactive([statement]), where, "single"), names)
             except Exception:
                 problems.append(f"{where}: {traceback.format_exc()}")
+                continue
+            # What is printed stands in a text block right after: two fences and an empty line between them.
+            said = printed.get(block.line + len(block.text.splitlines()) + 3)
+            if said is not None and _trimmed(said) != _trimmed(shown.getvalue()):
+                problems.append(f"{where}: prints\n{_trimmed(shown.getvalue())}\nand not\n{_trimmed(said)}")
             continue
         example = doctest.DocTestParser().get_doctest(block.text, names, where, "README.md", block.line - 1)
         runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.REPORT_NDIFF)
@@ -210,12 +223,19 @@ def test_a_wrong_console_block_is_found(block: str, echo: Path):
 
 # ---- docs/*.md -----------------------------------------------------------------------------------
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name not in ("api", "examples"))
 LONG = {
-    "python": ["jax.md", "proofs.md", "xla-pass.md"],
-    "console": ["command.md", "doctor.md", "mpi.md", "pictures.md", "proofs.md"],
+    "python": ["reference/jax.md", "explanation/proofs.md", "explanation/xla-pass.md"],
+    "console": [
+        "reference/command.md",
+        "reference/doctor.md",
+        "explanation/mpi.md",
+        "reference/pictures.md",
+        "explanation/proofs.md",
+    ],
 }  # slow
-PASTED = ["quickstart-checkpoint.md", "quickstart-jax.md", "quickstart-plans.md", "quickstart-weights.md"]
+PASTED = [f"tutorials/{name}.md" for name in ("checkpoint", "jax", "plans", "weights")]
+FOLDERS = ("tutorials/", "how-to/", "explanation/", "reference/", "developers/")
 WITH_README = [ROOT / "README.md", *PAGES]
 INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction", "whole sizes"]
 _FENCED = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
@@ -223,7 +243,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def names(paths: list[Path]) -> list[str]:
-    return [path.name for path in paths]
+    return [str(path.relative_to(ROOT)).removeprefix("docs/") for path in paths]
 
 
 def anchors(path: Path) -> set[str]:
@@ -246,9 +266,12 @@ def broken_links(path: Path) -> list[str]:
 
 def pages(language: str) -> list[Any]:
     """The pages as parameters, marked with what those with long examples of the language need."""
-    marks = {page.name: [pytest.mark.slow] * (page.name in LONG[language]) for page in PAGES}
-    executed = [page for page in PAGES if language == "console" or page.name not in PASTED]
-    return [pytest.param(page, id=page.name, marks=marks[page.name]) for page in executed]
+    executed = [(page, *names([page])) for page in PAGES]
+    return [
+        pytest.param(page, id=name, marks=[pytest.mark.slow] * (name in LONG[language]))
+        for page, name in executed
+        if language == "console" or name not in PASTED
+    ]
 
 
 @pytest.mark.parametrize("page", pages("python"))
@@ -270,11 +293,12 @@ def test_links_lead_somewhere(page: Path):
 
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert {link for link in _LINK.findall(index) if "/" not in link} == {*names(PAGES)} - {"index.md"}
+    listed = {link for link in _LINK.findall(index) if link.startswith(FOLDERS)}
+    assert listed == {*names(PAGES)} - {"index.md", "faq.md"}
 
 
 def test_every_invariant_has_its_bullet_and_a_refused_example():
-    text = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "language.md").read_text(encoding="utf-8")
     section = text.partition("## Invariants\n")[2].partition("\n## ")[0]
     assert re.findall(r"^- \*\*(.*?)\*\*", section, re.MULTILINE) == INVARIANTS
     examples = re.split(r"^### ", section, flags=re.MULTILINE)[1:]
@@ -286,7 +310,8 @@ def test_every_invariant_has_its_bullet_and_a_refused_example():
 
 def cheat_sheet() -> list[list[str]]:
     """Per row the texts in JAX's, Shardy's and HLO's notation, DTensor's placements, and ours; "" if none."""
-    text = (ROOT / "docs" / "cheat-sheet.md").read_text(encoding="utf-8").partition("## One layout in every")[2]
+    page = ROOT / "docs" / "reference" / "cheat-sheet.md"
+    text = page.read_text(encoding="utf-8").partition("## One layout in every")[2]
     table = text.partition("\n## ")[0].splitlines()
     rows = [line.strip("|").split("|")[1:] for line in table if line.startswith("|")]
     return [[(re.findall(r"`(.*?)`", cell) or [""])[0] for cell in row] for row in rows[2:]]
@@ -309,7 +334,7 @@ def test_the_cheat_sheet_has_every_notation():
 
 
 def test_every_preset_is_in_the_table():
-    text = (ROOT / "docs" / "networks.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "explanation" / "networks.md").read_text(encoding="utf-8")
     table = text.partition("## Presets\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([\w\-]+)` \|", table, re.MULTILINE) == [*PRESETS]
 
@@ -335,7 +360,7 @@ def environment() -> dict[str, str]:
 
 
 def text(name: str) -> str:
-    return (ROOT / "docs" / f"quickstart-{name}.md").read_text(encoding="utf-8")
+    return (ROOT / "docs" / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

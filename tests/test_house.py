@@ -137,8 +137,8 @@ def test_no_package_is_hidden_by_a_function_of_its_own_name():
 
 
 def test_every_module_is_on_the_map():
-    """One line in its package's docstring, or in docs/architecture.md, says what a module is for."""
-    assert unmapped(PACKAGE, (ROOT / "docs/architecture.md").read_text(encoding="utf-8")) == []
+    """One line in its package's docstring, or in docs/developers/architecture.md, says what a module is for."""
+    assert unmapped(PACKAGE, (ROOT / "docs/developers/architecture.md").read_text(encoding="utf-8")) == []
 
 
 def _plant(tmp_path: Path, files: dict[str, str]) -> Path:

@@ -1,4 +1,4 @@
-"""The order of imports (docs/architecture.md), and a test of that test with planted violations.
+"""The order of imports (docs/developers/architecture.md), and a test of that test with planted violations.
 
     errors < types < geometry < plans < {synth, lower, hlo} < runtime < show < {names, proofs, mpi, doctor}
     < {jax, draw} < files < reshard < cli

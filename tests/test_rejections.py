@@ -1,6 +1,6 @@
 """Bad inputs, each refused with a `ReshardError` whose message names what is wrong and what to do.
 
-Those that break an invariant of docs/language.md are named for it.
+Those that break an invariant of docs/reference/language.md are named for it.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def test_there_are_many():
 
 
 def invariants() -> list[str]:
-    """The names of the invariants, from the bullets of docs/language.md."""
+    """The names of the invariants, from the bullets of docs/reference/language.md."""
     text = (Path(__file__).parent.parent / "docs" / "language.md").read_text(encoding="utf-8")
     return re.findall(r"^- \*\*(.*?)\*\*", text.partition("## Invariants\n")[2].partition("\n## ")[0], re.MULTILINE)
 

@@ -209,7 +209,7 @@ def redistribute(
 
     A tile in the memory of a GPU (torch, cupy, jax: DLPack or `__cuda_array_interface__` on CUDA) gives a result of
     the same library on the same GPU; `out` must be such an array, too, and all ranks must give one, or none. It moves
-    through host memory, where the budget counts its copies, or directly between GPUs, see docs/mpi.md.
+    through host memory, where the budget counts its copies, or directly between GPUs, see docs/explanation/mpi.md.
 
     Before any data move, the ranks compare their requests. If these differ, or if an argument of one rank is wrong, all
     ranks raise the same error: `AgreementError`, `TileError`, `LayoutError`, `PlanError` or `BudgetError`.

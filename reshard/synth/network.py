@@ -461,4 +461,4 @@ _FIGURES = (
 )
 
 PRESETS: Mapping[str, Network] = MappingProxyType({network.name: network for network in _FIGURES})
-"""Known networks by name; `docs/networks.md` lists their figures, and each `source` cites them."""
+"""Known networks by name; `docs/explanation/networks.md` lists their figures, and each `source` cites them."""

@@ -166,7 +166,7 @@ def numbers_along(positions: int, factors: Sequence[tuple[int, int]]) -> list[in
     return numbers
 
 
-# The invariants of a layout, each checked by one function under the name that `docs/language.md` gives it.
+# The invariants of a layout, each checked by one function under the name that `docs/reference/language.md` gives it.
 #
 #     whole sizes      check_whole_sizes      refuses a radix of -2, of 2.5 or True, and a size above 2^63 - 1
 #     exact cover      check_exact_cover      refuses f32[{x}4/10]: room for 16 elements, where 12 hold 10

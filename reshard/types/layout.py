@@ -61,7 +61,8 @@ class Layout:
     >>> meaning(layout, 5)
     ((6, 7, 8, 18, 19, 20), (5, 6, 7, 8, 9))
 
-    Sizes are in elements, `tile_bytes` is in bytes. Raises `LayoutError` for a broken invariant of docs/language.md.
+    Sizes are in elements, `tile_bytes` is in bytes. Raises `LayoutError` for a broken invariant
+    (docs/reference/language.md).
     """
 
     mesh: Mesh

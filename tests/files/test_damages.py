@@ -196,7 +196,7 @@ def test_ranks_that_read_a_part_each_find_a_damage_together(tmp_path: Path):
 
 
 def print_table() -> None:
-    """The table in docs/files.md: `python -m tests.files.test_damages`."""
+    """The table in docs/explanation/files.md: `python -m tests.files.test_damages`."""
     import tempfile
 
     kinds = ("flip", "zeros", "cut", "deleted")

@@ -193,7 +193,7 @@ def test_what_only_linux_has_is_not_needed(tmp_path: Path, platform: str, early:
     assert reshard.mpi.launch(2, [str(script)], timeout=600) == 0
 
 
-# ---- The script that docs/mpi.md shows is the one that it runs
+# ---- The script that docs/explanation/mpi.md shows is the one that it runs
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

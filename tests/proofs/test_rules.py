@@ -310,7 +310,7 @@ def read_by_law(layout: Layout, digits: tuple[LayoutDigit, ...], cut: int, devic
 
 
 def test_a_gathered_digit_by_hand():
-    """The law of docs/proofs.md: member e_p has the element, at the receiver's other digits."""
+    """The law of docs/explanation/proofs.md: member e_p has the element, at the receiver's other digits."""
     typed = Typed(((PRE, MovedDigit("p", R, X), POST),), ((PRE, MovedDigit("p", R), POST),))
     law = commutes("a digit", typed, Taken({X: Term("e_p")}, {}))
     assert [" = ".join(map(str, pair)) for pair in law.given] == ["o_pre tile_post + o_post = e_pre tile_post + e_post"]

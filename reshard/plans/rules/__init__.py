@@ -27,7 +27,7 @@ Steps that change the array's dims, its extent or its dtype, and send nothing:
 
 To add a collective: write its rule in collectives.py, with a table of an example's digits before and after; enter
 it in RULES; give it an instruction in `lower.program`, which every runtime then has to run; and add a row above and in
-docs/language.md. The tests that go over RULES fail until each of these is there.
+docs/reference/language.md. The tests that go over RULES fail until each of these is there.
 
 The runtimes do not read these costs. They count the bytes that they move and the memory that they hold, and tests
 compare the two: a runtime that took its figures from here would confirm a wrong rule.
