@@ -77,6 +77,7 @@ def python_problems(text: str) -> list[str]:
     problems: list[str] = []
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = {block.line: block.text for block in blocks(text, "text")}
+    environ = dict(os.environ)  # Pages say how many devices JAX has on the reader's machine.
     for block in blocks(text, "python"):
         where = f"line {block.line}"
         if ">>>" not in block.text:
@@ -101,6 +102,8 @@ def python_problems(text: str) -> list[str]:
         names = example.globs
         if runner.failures:
             problems.append("".join(reports))
+    os.environ.clear()
+    os.environ.update(environ)
     return problems
 
 
