@@ -148,7 +148,7 @@ def test_import_reshard_loads_the_language_alone():
 
 
 def test_the_map_shows_this_order_and_every_room():
-    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (PACKAGE.parent / "docs" / "developers" / "architecture.md").read_text(encoding="utf-8")
     rooms = page.partition("## The rooms\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^### (\w+)$", rooms, re.MULTILINE)) == {*RANK} - {ROOT, "__main__"}
     (line,) = re.findall(r"^    (errors < .*)$", page, re.MULTILINE)

@@ -287,7 +287,7 @@ def test_there_are_many():
 
 def invariants() -> list[str]:
     """The names of the invariants, from the bullets of docs/reference/language.md."""
-    text = (Path(__file__).parent.parent / "docs" / "language.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent.parent / "docs" / "reference" / "language.md").read_text(encoding="utf-8")
     return re.findall(r"^- \*\*(.*?)\*\*", text.partition("## Invariants\n")[2].partition("\n## ")[0], re.MULTILINE)
 
 

@@ -39,7 +39,7 @@ def test_the_titles_of_cases_are_their_own() -> None:
 
 
 def test_the_documentation_lists_the_exceptions() -> None:
-    page = (ROOT / "docs" / "jax.md").read_text()
+    page = (ROOT / "docs" / "reference" / "jax.md").read_text()
     rows = re.findall(
         r"^\| (`[^|]*) \|", page.partition("### What XLA is given")[2].partition("## Strict")[0], re.MULTILINE
     )

@@ -242,7 +242,7 @@ def test_the_cost_of_a_launch() -> None:
 
 # ---- The presets: their figures, their citations, and their table in the docs ----
 
-DOC = Path(__file__).parents[2] / "docs" / "networks.md"
+DOC = Path(__file__).parents[2] / "docs" / "explanation" / "networks.md"
 WANTED = "tpu-v4 tpu-v5e tpu-v5p tpu-v6e tpu-7x h100 h200 b200 gb200-nvl72 shm-mpi ethernet-10g ethernet-100g"
 
 

@@ -13,7 +13,7 @@ from tests.test_docs import blocks
 
 MESH = Mesh(x=4, y=2)
 ARRAY = SimpleNamespace(dims=("batch", "head", "feature"), shape=(16, 3, 10), dtype="bfloat16")
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "language.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "language.md"
 
 
 def annotated(dims: str, *dtypes: str) -> SimpleNamespace:

@@ -24,7 +24,7 @@ from reshard.types import Layout, Mesh, Pieces
 from reshard.types.layout import Digit, Dim
 from tests.mpi.worker import Case
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "mpi.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "mpi.md"
 BEGIN, END = "<!-- conformance: begin -->\n", "<!-- conformance: end -->\n"
 
 ROWS = {
