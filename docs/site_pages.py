@@ -24,7 +24,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links out of `docs` lead to the pages that they are on the site."""
+    """Links out of `docs` lead to the pages that they are on the site, and the page of benchmarks gets its records."""
+    if page.file.src_path == "benchmarks.md":
+        markdown += "\n" + runpy.run_path(str(ROOT / "benchmarks" / "record.py"))["list_records"]()
     markdown = markdown.replace("](../README.md)", "](tutorials/jax.md)")
     return re.sub(r"\]\((\.\./)+notebooks\)", "](/notebooks/01_query_plans.ipynb)", markdown)
 
