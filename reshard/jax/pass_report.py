@@ -109,8 +109,9 @@ class ProgramFigures:
 class Decision:
     """Whether the program runs our collectives, "reshard", or is XLA's own, "plain", and why.
 
-    The figures of the other program are None: it was not made, because there is nothing to replace or, with `failed`,
-    because the pass could not handle the program.
+    `ours` has the figures of the compiled program, `plain` those of the module before the pass, whose memory nobody
+    measured. Figures are None where there is no other program: there is nothing to replace or, with `failed`, the pass
+    could not handle it. Of a program that jax took from its cache on disk, it is not known what was replaced.
     """
 
     chosen: str

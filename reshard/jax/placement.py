@@ -126,8 +126,9 @@ class Target:
     >>> [x.shape for x in moved["attn"].values()], float(moved["attn"]["k"][0, 0])
     ([(8, 2), (8, 2), (8, 2)], 16.0)
 
-    `parts` fill an array of this `shape`, all of it, each element once; or an array that is given as `out`, whose other
-    elements stay.
+    `parts` fill an array of this `shape`, all of it, each element once: parts that overlap or leave something out are
+    refused, with the element. Or they fill an array that is given as `out`, whose other elements stay. Arrays that no
+    leaf reads stay where they are; with `donate`, one that several leaves read is deleted after the last of them.
 
     >>> parts = [Part(f"attn.{name}", into={0: slice(8 * at, 8 * at + 8)}) for at, name in enumerate("qkv")]
     >>> again = redistribute(moved, {"qkv": Target(rows, shape=(24, 2), parts=parts)})

@@ -79,13 +79,14 @@ def redistribute(
 
     `x` is an array or a tree of arrays. `sharding` is a `NamedSharding`, a `PartitionSpec` on the mesh that is set
     (or on the array's own), or a `reshard.Layout`: one for all leaves, or a tree of them whose structure is that of
-    `x`, or of its top. `source`, in the same forms, is the sharding of `x` if tracing cannot know it.
+    `x`, or of its top. `source`, in the same forms, is the sharding of `x` if tracing cannot know it: on auto axes
+    XLA's partitioner knows it on CPU and GPU, and not on TPU (jax-ml/jax#38196), unless `reshard.jax.jit` compiles.
     `budget` (bytes, or text such as "64MiB") bounds what lives on each device during the move: all sources, all results
-    and all buffers of the tree; inside a trace, those of each leaf. Without one, large moves are split into parts,
-    which need little more than source and result.
+    and all buffers of the tree; inside a trace, those of each leaf. Where devices are known, what the compiler says of
+    a program keeps to it. Without one, large moves are split into parts, which need little more than source and result.
     `network` is that of `reshard.plan`. Without one, the fastest plan on the network of the devices, if it is known
     (`platform_network`), is taken where it needs no more memory than the plan of fewest bytes; "none" is for none.
-    With `donate`, `x` is deleted once the move is under way.
+    With `donate`, `x` is deleted once the move is under way; under jit, the argument has to be donated, too.
     With `prefer="measured"`, the forms that the plan of an array may take are compiled, and run a few times where its
     devices are here and have the memory; the fastest is taken, within the budget, and remembered in the process.
 
@@ -102,17 +103,23 @@ def redistribute(
 
     It works eagerly, under jit, grad, vmap, scan and remat, on auto and explicit axes, inside `jax.set_mesh`, and
     inside a `shard_map` that is manual over other axes. Concrete leaves of a tree share programs, and an array that is
-    where it should go is returned as it is. Source and target may be on any two sets of devices, of several
-    processes too: then it is called outside of jit. What needs no plan is left to JAX: arrays that are not sharded
-    yet, and the other targets of `jax.device_put` and `with_sharding_constraint` (None, a memory, `P.UNCONSTRAINED`
-    dims).
+    where it should go is returned as it is; between CPU devices of one process, source and result may share memory.
+    Source and target may be on any two sets of devices, of several processes too: then it is called outside of jit, by
+    all processes that have some of these, which compare a move that is new before it begins. What needs no plan is left
+    to JAX: arrays that are not sharded yet, and the other targets of `jax.device_put` and `with_sharding_constraint`
+    (None, a memory, `P.UNCONSTRAINED` dims).
+
+    On explicit axes `P(unreduced={"x"})`, a pending sum, may be a source, which is added up, and a target, which has
+    zeros on all devices along `x` but one. Dims that do not divide are padded at their ends, under jit with auto axes.
+    A result on axes that the source's mesh cannot express needs `out_shardings` under jit.
 
     A `reshard.Layout` in pieces of any size is that of an array of the layout's `padded_shape`: its tiles side by side,
     each with room for the largest piece, and zeros beyond its own rows where the pieces are new. Such a target makes
     one of the array itself, and such a `source` the array itself of one.
 
-    Raises `LayoutError`, `MeshError` or `PlanError` for an invalid source or target, and `BudgetError`, with the
-    smallest budget that works, if no plan fits the budget.
+    Raises `LayoutError`, `MeshError` or `PlanError` for an invalid source or target, or one that no `NamedSharding`
+    expresses; `BudgetError`, with the smallest budget that works, if no plan fits the budget; and `AgreementError` in
+    all processes if one asks for another move, or after RESHARD_JAX_LIMIT (300 seconds) if one does not ask.
 
     >>> import numpy as np
     >>> from jax.sharding import PartitionSpec

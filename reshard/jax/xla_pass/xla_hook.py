@@ -149,7 +149,8 @@ def enable(
     `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`; without a `network` plans are
     made for that of the devices, if it is known, and "none" is for none. `prefer` says what a plan
     must make better, and never makes another worse: fewer "bytes", less "memory" or less "time", with no more bytes.
-    No program receives more bytes or has a higher peak, as the compiler says.
+    No program receives more bytes or has a higher peak, as the compiler says. Functions that were compiled before are
+    compiled anew when they are called with the pass on.
 
     Data that is moved keeps its bits everywhere. Sums of floats are added up in the same order on CPU, and stay as they
     are where several processes share it; TPUs and GPUs promise no order. What is computed by the fusion that took a
