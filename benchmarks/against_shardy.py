@@ -21,7 +21,6 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 
 from rich.console import Console
-from rich.table import Table
 
 if __package__ in (None, ""):  # run as a file: the folder above is the project
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -209,40 +208,23 @@ class Sum:
         return [f"{geometric_mean(self.ratios):.3f}", f"{max(self.ratios):.2f}", f"{fmean(self.launches):.2f}"]
 
 
-def table(title: str, rows: Sequence[tuple[str, Data]]) -> Table:
-    """One row per label: what Shardy can do, both planners' figures, and where we are worse."""
-    shown = Table(title=title, title_justify="left")
-    for column in ("", "pairs", "bound 0", "Shardy cannot", "refused"):
-        shown.add_column(column, justify="left" if not column else "right")
-    for who in ("theirs", "ours"):
-        for column in ("bytes/bound", "max", "launches"):
-            shown.add_column(f"{who}\n{column}", justify="right")
-    for column in ("more\nbytes", "more\nlaunches", "slower\n(of)"):
-        shown.add_column(column, justify="right")
+def table(rows: Sequence[tuple[str, Data]]) -> str:
+    """One row per label, in Markdown: what Shardy can do, both planners' figures, and where we are worse."""
+    figures = [f"{who}: {column}" for who in ("Shardy", "reshard") for column in ("bytes/bound", "max", "launches")]
+    worse = ["more bytes", "more launches", "slower (of)"]
+    lines = [["mesh", "pairs", "bound 0", "Shardy cannot", "refused", *figures, *worse]]
+    lines.append(["---"] * len(lines[0]))
     for label, data in rows:
         both = [c for c in data.pairs if c.theirs is not None]
         theirs, ours = Sum.of(c.theirs for c in both if c.theirs), Sum.of(c.ours for c in both)
         slower = sum(c.slower(p) for c in both for p in c.timed)
-        shown.add_row(
-            label,
-            str(len(data.pairs)),
-            str(sum(not c.bound for c in data.pairs)),
-            str(data.total - len(data.pairs)),
-            str(len(data.pairs) - len(both)),
-            *theirs.cells(),
-            *ours.cells(),
-            *_counts(sum(c.more_bytes for c in both), sum(c.more_launches for c in both)),
-            f"{_count(slower)} ({sum(len(c.timed) for c in both)})",
+        missing = (sum(not c.bound for c in data.pairs), data.total - len(data.pairs), len(data.pairs) - len(both))
+        counts = (sum(c.more_bytes for c in both), sum(c.more_launches for c in both))
+        timed = f"{slower} ({sum(len(c.timed) for c in both)})"
+        lines.append(
+            [label, str(len(data.pairs)), *map(str, missing), *theirs.cells(), *ours.cells(), *map(str, counts), timed]
         )
-    return shown
-
-
-def _counts(*counts: int) -> list[str]:
-    return [_count(c) for c in counts]
-
-
-def _count(count: int) -> str:
-    return f"[red]{count}[/red]" if count else "0"
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def failures(data: Data) -> Iterator[tuple[str, str, Compared]]:
@@ -321,19 +303,15 @@ def main() -> None:
     start = time.perf_counter()
     for scale, sizes in ((scale, sizes) for scale in given.scale for sizes in given.mesh):
         mesh = named(sizes, given.slow)
-        rows: list[tuple[str, Data]] = []
         for rank in given.rank:
             pairs = scaled(sample_pairs(mesh, rank, given.pairs, given.seed), scale)
             pairs = summed(pairs, given.seed) if given.sums else pairs
-            rows.append((f"rank {rank}", compared(mesh, pairs, given.network)))
-        everything += rows
-        if given.json:
-            for label, data in rows:
-                print(json.dumps(_plain(sizes, label, scale, data)), flush=True)
-        else:
-            console.print(table(f"mesh {mesh}, dims x {scale}", rows))
+            everything.append((f"{mesh}, rank {rank}", compared(mesh, pairs, given.network)))
+            if given.json:
+                print(json.dumps(_plain(sizes, f"rank {rank}", scale, everything[-1][1])), flush=True)
     if given.json:
         return
+    print(table(everything))
     worse = _report(console, everything, given.show)
     console.print(
         f"\n{worse} of {sum(len(d.pairs) for _, d in everything)} pairs x measures worse, "
