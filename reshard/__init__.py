@@ -1,6 +1,7 @@
 """Sharding specs as types: the cheapest collectives between two layouts of a distributed array.
 
     Mesh, Layout        devices on named axes; where each element of an array is
+    as_layout           a layout, however it is said: text in any notation, or the arrays and shardings of JAX and torch
     Move                source and target with a view between their indices, parts, and a cast
     plan, Plan, Step    the steps from one layout to another, with their bytes, launches and memory
     plan_tree, TreePlan the plans of many arrays as one, in few launches and within one budget
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from reshard import jax as jax
     from reshard import mpi as mpi
     from reshard import names as names
+    from reshard.geometry.detect import as_layout as as_layout
     from reshard.plans.manifest import Manifest as Manifest
     from reshard.plans.manifest import Update as Update
     from reshard.plans.plan import Plan as Plan
@@ -75,6 +77,7 @@ __all__ = [
     "Step",
     "TreePlan",
     "Update",
+    "as_layout",
     "errors",
     "from_jaxtyping",
     "from_xarray",
@@ -95,6 +98,7 @@ _HOMES = {
     "Step": "reshard.plans.step",
     "TreePlan": "reshard.plans.plan",
     "Update": "reshard.plans.manifest",
+    "as_layout": "reshard.geometry.detect",
     "from_jaxtyping": "reshard.types.named_dims",
     "from_xarray": "reshard.types.named_dims",
     "plan": "reshard.synth",

@@ -92,7 +92,7 @@ TABLE = [
     Bad("axis name with a space", lambda: rs.Mesh({"a b": 2}), "'a b'", "letter"),
     Bad("axis name twice", lambda: rs.Mesh([("x", 2), ("x", 2)]), "twice", "own name"),
     Bad("mesh text", lambda: rs.Mesh.parse("x4"), "'x4'", "name=size"),
-    Bad("mesh given as text", lambda: rs.Mesh("x=4"), "x=4", "Mesh.parse"),  # type: ignore[arg-type]
+    Bad("mesh given as other text", lambda: rs.Mesh("4"), "'4'", "write axes as name=size"),
     Bad("too few device ids", lambda: rs.Mesh({"x": 4}, device_ids=[0, 1]), "lists 2", "one id per device"),
     Bad("device id twice", lambda: rs.Mesh({"x": 2}, device_ids=[1, 1]), "[1, 1]", "distinct"),
     Bad("device ids that are text", lambda: rs.Mesh({"x": 2}, device_ids=["a", "b"]), "'a'", "whole number"),  # type: ignore[list-item]
@@ -212,7 +212,7 @@ TABLE = [
     Bad("tree of layouts", lambda: rs.plan_tree([HERE, THERE]), "Layout", "(source, target)"),  # type: ignore[list-item]
     Bad("network without an end", plan(network="/dev/zero"), "more than 1048576 bytes", "the path of a JSON file"),
     Bad("network of 5000 characters", plan(network="x" * 5000), "is not a preset", "tpu-v5p"),
-    Bad("a sharding of jax", plan(types.SimpleNamespace(spec=(), mesh=None)), "a SimpleNamespace", "Layout.from_jax"),
+    Bad("a sharding of jax", plan(types.SimpleNamespace(spec=(), mesh=None)), "a SimpleNamespace", "a NamedSharding"),
     Bad("links of a mesh that is None", lambda: rs.Network.preset("h100").links(None), "None", "Mesh("),  # type: ignore[arg-type]
     Bad("a proof of text", lambda: rs.prove("plan"), "'plan'", "reshard.plan()"),  # type: ignore[arg-type]
     Bad("a shape of 10^12 dims", spec(range(10**12), []), "range(0, 1000000000000)", "at most 4096 dims"),
@@ -220,7 +220,7 @@ TABLE = [
     Bad("10^12 entries", spec((8,), range(10**12)), "range(0, 1000000000000)", "at most 4096 items"),
     Bad("network that is a number", plan(network=3), "3", "Network"),
     Bad("network without the axis", plan(network=rs.Network.of({"x": (0, 1)})), "'y'", "with_axes"),
-    Bad("source that is text", plan("f32[8]"), "'f32[8]'", "Layout.parse"),
+    Bad("source that is other text", plan("rows"), "'rows'", "write f32["),
     Bad("target that is None", plan(target=None), "None", "Layout"),
     # ---- other notations
     Bad("text in no notation", lambda: read("shard it", MESH), "'shard it'", "write f32["),

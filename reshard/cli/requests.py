@@ -19,13 +19,14 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from reshard.cli.option_groups import ArrayOptions, MoveOptions
 from reshard.errors import NotationError, ReshardError, quoted, shortened
-from reshard.geometry.detect import read
+from reshard.geometry.detect import as_layouts, read
 from reshard.plans.plan import Plan
 from reshard.synth import find_plan
 from reshard.synth.options import SLACK, PlanOptions
@@ -38,7 +39,6 @@ from reshard.types.whole import whole, written
 
 _log = logging.getLogger("reshard")
 
-_OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")
 _GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")
 _MISSING = {"mesh": "--mesh x=4,y=2", "shape": "--shape 16,16", "dtype": "--dtype f32"}
 _NOT_ATOMS = frozenset(("self", "source", "target", "view", "take", "into", "cast", "have", "changed"))
@@ -124,75 +124,32 @@ def _read_pairs(what: str, given: Sequence[str] | None) -> list[tuple[str, str]]
 # Layouts: text in any notation, with what the call or the other layout gives for it.
 
 
-@dataclass(frozen=True)
-class LayoutText:
-    """The text of a layout, with the mesh, shape and dtype that the call gives for it."""
-
-    text: str
-    mesh: Mesh | None
-    shape: tuple[int, ...] | None
-    dtype: str | None
-
-    @classmethod
-    def of(cls, text: str, mesh: Mesh | None, options: ArrayOptions) -> LayoutText:
-        """A text with the shape and dtype of a call."""
-        return cls(text, mesh, None if options.shape is None else parse_shape(options.shape), options.dtype)
-
-    def read(self) -> Layout:
-        """Reads the layout; an error names the options that would give what is missing."""
-        try:
-            return read(self.text, self.mesh, self.shape, self.dtype)
-        except ReshardError as error:
-            missing = _GIVE.search(str(error))
-            if missing is None:
-                raise
-            options = " ".join(option for word, option in _MISSING.items() if word in missing[1])
-            raise type(error)(f"{error}: {options}") from None
-
-    def read_beside(self, other: Layout) -> Layout:
-        """Reads the layout on the mesh that it is given or brings, else on that of the array's other layout."""
-        if self.mesh is not None:
-            return self.read()
-        on_other = replace(self, mesh=other.mesh)
-        try:
-            layout = self.read()
-        except ReshardError:
-            return on_other.read()
-        # HLO's `{replicated}` reads as one device: the number of devices is not in its text.
-        return on_other.read() if layout.mesh.size == 1 < other.mesh.size else layout
-
-
 def read_only_layout(text: str, options: ArrayOptions) -> Layout:
     """The layout of a call that has only one."""
-    return LayoutText.of(text, None if options.mesh is None else Mesh.parse(options.mesh), options).read()
+    shape = None if options.shape is None else parse_shape(options.shape)
+    with _naming_options():
+        return read(text, None if options.mesh is None else Mesh.parse(options.mesh), shape, options.dtype)
 
 
 def read_layouts(options: MoveOptions) -> tuple[Layout, Layout]:
     """Source and target; the shape, dtype or mesh that only one of them has serves for the other."""
-    mesh = None if options.mesh is None else Mesh.parse(options.mesh)
-    target_mesh = mesh if options.target_mesh is None else Mesh.parse(options.target_mesh)
-    source = LayoutText.of(options.source, mesh, options)
-    target = LayoutText.of(options.target, target_mesh, options)
-    # Our own notation is the only one with shape and dtype.
-    ours = [_OURS.match(text.text) is not None for text in (source, target)]
-    if all(ours):  # Each keeps its own shape, so that the planner can say what differs.
-        return source.read(), target.read()
-    if any(ours):
-        layout = source.read() if ours[0] else target.read()
-        other = replace(target if ours[0] else source, shape=layout.shape, dtype=layout.dtype).read_beside(layout)
-        return (layout, other) if ours[0] else (other, layout)
+    mesh, target_mesh = (None if text is None else Mesh.parse(text) for text in (options.mesh, options.target_mesh))
+    shape = None if options.shape is None else parse_shape(options.shape)
+    with _naming_options():
+        return as_layouts(options.source, options.target, mesh, target_mesh, shape, options.dtype)
+
+
+@contextmanager
+def _naming_options() -> Generator[None]:
+    """A context in which an error that asks for a mesh, a shape or a dtype names the options that give them."""
     try:
-        layout = source.read()
+        yield
     except ReshardError as error:
-        if source.mesh is not None:
+        missing = _GIVE.search(str(error))
+        if missing is None:
             raise
-        try:  # The source may lack only a mesh, and the target may bring one.
-            layout = target.read()
-        except ReshardError:
-            raise error from None
-        return replace(source, mesh=layout.mesh).read(), layout
-    second = target.read_beside(layout)
-    return source.read_beside(second), second
+        options = " ".join(option for word, option in _MISSING.items() if word in missing[1])
+        raise type(error)(f"{error}: {options}") from None
 
 
 # Files of moves, one in a line.

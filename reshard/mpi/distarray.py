@@ -91,7 +91,7 @@ class DistArray(NumpyMethods):
     >>> from mpi4py import MPI
     >>> from reshard.types import Mesh
     >>> comm = MPI.COMM_WORLD
-    >>> rows = Layout.from_spec(Mesh(x=comm.size), (4, 6), "float64", [["x"], []])
+    >>> rows = Layout.from_spec([["x"], []], Mesh(x=comm.size), (4, 6), "float64")
     >>> a = DistArray.from_function(lambda i, j: 10 * i + j, rows, comm)
     >>> b = (np.sqrt(a) + 1).redistribute(0)
     >>> b.tile.shape[0], b.dtype.name
@@ -416,7 +416,7 @@ class DistArray(NumpyMethods):
 
         >>> from mpi4py import MPI
         >>> from reshard.types import Mesh
-        >>> layout = Layout.from_spec(Mesh(x=MPI.COMM_WORLD.size), (4, 2), "int64", [["x"]])
+        >>> layout = Layout.from_spec([["x"]], Mesh(x=MPI.COMM_WORLD.size), (4, 2), "int64")
         >>> a = DistArray.from_function(lambda i, j: 10 * i + j, layout, MPI.COMM_WORLD)
         >>> a.gather_rows([3, 0, 3]).tolist()
         [[30, 31], [0, 1], [30, 31]]
@@ -444,7 +444,7 @@ class DistArray(NumpyMethods):
 
         >>> from mpi4py import MPI
         >>> from reshard.types import Mesh
-        >>> layout = Layout.from_spec(Mesh(x=MPI.COMM_WORLD.size), (4,), "int64", [["x"]])
+        >>> layout = Layout.from_spec([["x"]], Mesh(x=MPI.COMM_WORLD.size), (4,), "int64")
         >>> a = DistArray.from_function(lambda i: 10 * i, layout, MPI.COMM_WORLD)
         >>> a.halo(1, periodic=True).tolist() if MPI.COMM_WORLD.size == 1 else [30, 0, 10, 20, 30, 0]
         [30, 0, 10, 20, 30, 0]

@@ -52,8 +52,8 @@ def prepare(
     >>> from reshard import Mesh
     >>> comm = MPI.COMM_WORLD
     >>> mesh = Mesh(x=comm.size)
-    >>> rows = Layout.from_spec(mesh, (16, 16), "float64", [["x"], []])
-    >>> columns = Layout.from_spec(mesh, (16, 16), "float64", [[], ["x"]])
+    >>> rows = Layout.from_spec([["x"], []], mesh, (16, 16), "float64")
+    >>> columns = Layout.from_spec([[], ["x"]], mesh, (16, 16), "float64")
     >>> with prepare(rows, columns, comm) as to_columns:
     ...     tiles = [to_columns(np.full(rows.tile_shape, step)) for step in (1.0, 2.0)]
     >>> [tile[0, 0] for tile in tiles]
@@ -195,7 +195,7 @@ class StartedMove:
     >>> from mpi4py import MPI
     >>> from reshard import Mesh
     >>> mesh = Mesh(x=MPI.COMM_WORLD.size)
-    >>> rows, columns = (Layout.from_spec(mesh, (8, 8), "float32", spec) for spec in ([["x"]], [[], ["x"]]))
+    >>> rows, columns = (Layout.from_spec(spec, mesh, (8, 8), "float32") for spec in ([["x"]], [[], ["x"]]))
     >>> with prepare(rows, columns, MPI.COMM_WORLD) as to_columns:
     ...     started = to_columns.start(np.ones(rows.tile_shape, "float32"))
     ...     work = sum(range(1000))  # meanwhile

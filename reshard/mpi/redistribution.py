@@ -219,8 +219,8 @@ def redistribute(
     >>> from reshard import Mesh
     >>> comm = MPI.COMM_WORLD
     >>> mesh = Mesh(x=comm.size)
-    >>> rows = Layout.from_spec(mesh, (16, 16), "float64", [["x"], []])
-    >>> columns = Layout.from_spec(mesh, (16, 16), "float64", [[], ["x"]])
+    >>> rows = Layout.from_spec([["x"], []], mesh, (16, 16), "float64")
+    >>> columns = Layout.from_spec([[], ["x"]], mesh, (16, 16), "float64")
     >>> redistribute(np.zeros(rows.tile_shape), rows, columns, comm).shape == columns.tile_shape
     True
     """

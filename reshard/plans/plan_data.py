@@ -14,6 +14,7 @@ from reshard.types.index_set import Holding
 from reshard.types.json_fields import Fields, same_json
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.move import Move
 from reshard.types.view import View
 from reshard.types.whole import MOST, whole
 
@@ -141,8 +142,9 @@ MOST_DEPTH = 64
 _MOST_ARRAYS = 1 << 17
 
 
-def flatten_tree(tree: object) -> dict[str, Any]:
-    """The leaves by name: pairs of layouts, and whatever is not a dict, list or tuple.
+def flatten_tree(tree: object, pairs: bool = False) -> dict[str, Any]:
+    """The leaves by name: pairs of layouts, and whatever is not a dict, list or tuple. With `pairs`, any two things
+    that are neither trees nor moves are such a pair.
 
     Raises `PlanError` for keys that are neither text nor ints, for two leaves of one name, and for what is not a tree.
 
@@ -151,10 +153,10 @@ def flatten_tree(tree: object) -> dict[str, Any]:
     >>> list(flatten_tree({"layers": [{"w": (a, a)}, {"w": (a, a)}]}))
     ['layers.0.w', 'layers.1.w']
     """
-    if _is_leaf(tree):
+    if _is_leaf(tree, pairs):
         raise PlanError(f"{quoted(tree)} is not a tree of moves; give a dict of names and (source, target) pairs")
     flat: dict[str, Any] = {}
-    for path, leaf in _list_leaves(tree, ()):
+    for path, leaf in _list_leaves(tree, (), pairs):
         name = ".".join(path)
         if name in flat:
             raise PlanError(f"two arrays of the tree are called {quoted(name)}; give each a name of its own")
@@ -164,26 +166,28 @@ def flatten_tree(tree: object) -> dict[str, Any]:
     return flat
 
 
-def _is_leaf(tree: object) -> bool:
+def _is_leaf(tree: object, pairs: bool) -> bool:
     """Whether it is one array's entry: a pair of layouts, or not a container."""
     if isinstance(tree, tuple | list):
         pair = cast("tuple[object, ...]", tree)
-        return len(pair) == 2 and all(isinstance(each, Layout) for each in pair)
+        if len(pair) != 2 or all(isinstance(each, Layout) for each in pair):
+            return len(pair) == 2
+        return pairs and not any(isinstance(each, tuple | list | Mapping | Move | None) for each in pair)
     return not isinstance(tree, Mapping)
 
 
-def _list_leaves(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if _is_leaf(tree):
+def _list_leaves(tree: object, path: tuple[str, ...], pairs: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if _is_leaf(tree, pairs):
         yield path, tree
         return
     if len(path) >= MOST_DEPTH:
         raise PlanError(f"the tree is nested more than {MOST_DEPTH} deep at {quoted('.'.join(path))}")
     if isinstance(tree, Mapping):
         for key, below in cast("Mapping[object, object]", tree).items():
-            yield from _list_leaves(below, (*path, spell_key(key, path)))
+            yield from _list_leaves(below, (*path, spell_key(key, path)), pairs)
     else:
         for number, below in enumerate(cast("list[object]", tree)):
-            yield from _list_leaves(below, (*path, str(number)))
+            yield from _list_leaves(below, (*path, str(number)), pairs)
 
 
 def spell_key(key: object, path: Sequence[str]) -> str:

@@ -158,7 +158,7 @@ class Stored:
             return None
         counts = [-(-size // chunk) for size, chunk in zip(self.shape, self.chunks, strict=True)]
         mesh = Mesh({f"c{at}": count for at, count in enumerate(counts)})
-        layout = Layout.from_spec(mesh, self.shape, self.dtype, [[f"c{at}"] for at in range(len(counts))])
+        layout = Layout.from_spec([[f"c{at}"] for at in range(len(counts))], mesh, self.shape, self.dtype)
         return layout if layout.tile_shape == self.chunks else None
 
 

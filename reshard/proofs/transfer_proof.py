@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError, ProofError, UndecidedError, name_arguments, quoted
+from reshard.geometry.detect import LayoutLike, as_layouts
 from reshard.plans.descriptors import Descriptor, read_transfer
 from reshard.plans.plan import group_moves
 from reshard.plans.rules.bounds import joint_endpoint_bound, joint_lower_bound
@@ -34,6 +35,7 @@ from reshard.proofs.parts import compare_parts
 from reshard.proofs.refute import Counterexample
 from reshard.proofs.symbolic.contract import list_indices, offset_of_held
 from reshard.types.layout import Digit, Dim, Layout
+from reshard.types.mesh import MeshLike
 from reshard.types.move import Move
 from reshard.types.units import bytes_text, counted, listed
 from reshard.types.view import ViewMap, canonical_map
@@ -111,9 +113,10 @@ _Turn = list[_Loops]
 @name_arguments
 def verify(
     transfers: Any,
-    source: Layout | Move | Mapping[str, Layout | Move],
-    target: Layout | Mapping[str, Layout] | None = None,
+    source: LayoutLike | Move | Mapping[str, LayoutLike | Move],
+    target: LayoutLike | Mapping[str, LayoutLike] | None = None,
     *,
+    mesh: MeshLike | None = None,
     sources: Mapping[str, str] | None = None,
     targets: Mapping[str, str] | None = None,
 ) -> Verified:
@@ -125,6 +128,9 @@ def verify(
     whole numbers of five columns is a list of runs, and a table of Arrow has the columns of `Descriptor`, or these
     five. Turns after the first (`step`) read what the turn before them wrote. What a move with `into` leaves must not
     be written, what devices hold already (`have`) need not; padding may be.
+
+    Layouts are in any form that `reshard.as_layout` reads; what one end of a move leaves out, the other one says, or
+    `mesh`.
 
     Of a tree, `transfers` are a dict of such lists by the names of moves, and `source` and `target` dicts of moves or
     layouts; `sources` and `targets` say which array each move reads and fills, as in `plan_tree`. Parts of one target
@@ -147,7 +153,11 @@ copied there from device 1 (transfer 3)
     32
     """
     tree = isinstance(source, Mapping)
-    moves = _read_moves(source, target) if tree else {"": _read_verified_move(source, target)}
+    moves = (
+        _read_moves(cast("Mapping[str, Any]", source), target, mesh)
+        if tree
+        else {"": _read_verified_move(source, target, mesh)}
+    )
     lists = _match_lists(transfers, moves) if tree else {"": transfers}
     filled = _find_filled(moves, sources, targets) if tree else ()
     known: dict[tuple[int, Move], _Loads] = {}  # Layers are alike: `TreePlan.to_descriptors` has one list for all.
@@ -216,20 +226,20 @@ def _prove_transfers(transfers: Iterable[Any], move: Move) -> _Loads:
 # Trees: by the names of moves, what is wanted and what is given.
 
 
-def _read_verified_move(source: object, target: object) -> Move:
+def _read_verified_move(source: object, target: object, mesh: MeshLike | None) -> Move:
     if isinstance(source, Move):
         return source
     if target is None:
         raise PlanError(f"the source {quoted(source)} has no target: give verify(transfers, source, target), or a Move")
-    return Move(cast("Layout", source), cast("Layout", target))
+    return Move(*as_layouts(source, target, mesh))
 
 
-def _read_moves(source: Mapping[str, Any], target: Any) -> dict[str, Move]:
+def _read_moves(source: Mapping[str, Any], target: Any, mesh: MeshLike | None) -> dict[str, Move]:
     if target is not None and not (isinstance(target, Mapping) and set(cast("Iterable[Any]", target)) == set(source)):
         given, names = quoted(cast("object", target)), quoted(list(source)[:4])
         raise PlanError(f"the targets {given} of a tree are not a dict of layouts of the same names, {names}")
     ends = cast("Mapping[str, Any]", target or {})
-    return {name: _read_verified_move(leaf, ends.get(name)) for name, leaf in source.items()}
+    return {name: _read_verified_move(leaf, ends.get(name), mesh) for name, leaf in source.items()}
 
 
 def _match_lists(transfers: Any, moves: Mapping[str, Move]) -> Mapping[str, Any]:

@@ -31,6 +31,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from reshard.errors import BudgetError, PlanError, ReshardError, StepError, name_arguments, quoted
+from reshard.geometry.detect import LayoutLike, as_layouts
 from reshard.geometry.holders import count_copies
 from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
 from reshard.plans.pipeline import Pipeline, plan_part
@@ -53,7 +54,7 @@ from reshard.synth.options import SLACK, PlanOptions
 from reshard.synth.routes import Pair, Route, crossing, idle, list_routes
 from reshard.synth.tree_batches import fit_batches, group_plans, sort_batches
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
+from reshard.types.mesh import Mesh, MeshLike
 from reshard.types.move import Move
 from reshard.types.reductions import identity
 from reshard.types.whole import check_deadline
@@ -61,17 +62,21 @@ from reshard.types.whole import check_deadline
 
 @name_arguments
 def plan(
-    source: Layout | Move,
-    target: Layout | None = None,
+    source: LayoutLike | Move,
+    target: LayoutLike | None = None,
     budget: int | str | None = None,
     network: Network | str | None = None,
     donate: bool = False,
     slack: float = SLACK,
     *,
-    have: Layout | None = None,
+    mesh: MeshLike | None = None,
+    have: LayoutLike | None = None,
     changed: object = None,
 ) -> Plan:
     """The best checked plan from source to target, or of a `Move` with its view, its parts and its cast.
+
+    Source and target are layouts in any form that `reshard.as_layout` reads: text, what JAX and torch say of an array,
+    or the array itself. What one of them leaves out, the other one says, or `mesh`.
 
     `budget` is in bytes a device, or text such as "64MiB", and counts everything live during the move, source and
     target included; `network` is a `Network`, the name of a preset or a file, or None or "none" for none; `donate` lets
@@ -94,9 +99,12 @@ def plan(
     >>> p = plan(Layout.parse("f32[{y}8, 16, {x}4]", mesh), Layout.parse("f32[16, {x}{y}2, 16]", mesh))
     >>> [s.kind for s in p.steps], p.received_bytes, p.lower_bound_bytes
     (['all_to_all'], 1792, 1792)
+    >>> plan("f32[{x}4, 8]", "P(None, 'x')", mesh=Mesh(x=4)).launches
+    1
     """
-    if not isinstance(source, (Layout, Move)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        _check_ends(source, target)  # First: swapped arguments would otherwise be reported as a wrong budget.
+    if not isinstance(source, Move):
+        # First: swapped arguments would otherwise be reported as a wrong budget.
+        source, target = _check_ends(source, target, mesh)
     options = PlanOptions.read(budget, network, donate, slack)
     if have is None and changed is None:
         return find_plan(source, target, options)
@@ -104,7 +112,8 @@ def plan(
         raise PlanError(
             f"have= and changed= are of the move: give Move(..., have=, changed=), not {source} beside them"
         )
-    return find_plan(Move(*_check_ends(source, target), have=have, changed=changed), None, options)
+    held = None if have is None else as_layouts(target, have)[1]
+    return find_plan(Move(*_check_ends(source, target), have=held, changed=changed), None, options)
 
 
 def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions) -> Plan:
@@ -307,23 +316,24 @@ def _is_within(figure: int, fewest: int, slack: float) -> bool:
     return figure - fewest <= fewest * slack
 
 
-def _check_ends(source: object, target: object) -> tuple[Layout, Layout]:
-    """The source and the target of a request; refuses other objects, and layouts of different arrays."""
+def _check_ends(source: Any, target: Any, mesh: MeshLike | None = None) -> tuple[Layout, Layout]:
+    """The source and the target of a request as layouts; refuses what says none, and layouts of different arrays."""
     if isinstance(source, Move):
         if target is not None:
             raise PlanError(f"a move has its target; give {source} alone, or two layouts")
         return source.source, source.target
-    for name, layout in (("source", source), ("target", target)):
-        if not isinstance(layout, Layout):
-            given, advice = f"{quoted(layout)} is a {type(layout).__name__}", "read text with Layout.parse(text, mesh)"
-            if hasattr(layout, "sharding") or (hasattr(layout, "spec") and hasattr(layout, "mesh")):
-                advice = "read a jax sharding with Layout.from_jax(sharding, shape, dtype)"
-            elif hasattr(layout, "partitions"):
-                advice = "read a PartitionSpec with Layout.from_spec(mesh, shape, dtype, spec)"
-            elif layout is None or isinstance(layout, Mapping | list | tuple):
-                advice = "write plan(source, target), or plan_tree({name: (source, target)}) for many arrays"
-            raise PlanError(f"the {name} {given}, not a Layout; {advice}")
-    before, after = cast(Layout, source), cast(Layout, target)
+    for name, given in (("source", source), ("target", target)):
+        if isinstance(given, Layout):
+            continue
+        ends = cast("list[Any]", given if isinstance(given, tuple | list) else [])
+        is_tree = isinstance(given, Mapping) or any(isinstance(each, Layout | Move) for each in ends)
+        if is_tree or given is None:
+            shown = cast("object", given)
+            raise PlanError(
+                f"the {name} {quoted(shown)} is a {type(shown).__name__}, not a Layout; write plan(source, target), or "
+                f"plan_tree({{name: (source, target)}}) for many arrays"
+            )
+    before, after = as_layouts(source, target, mesh)
     if before.shape != after.shape:
         raise PlanError(
             f"source {before} has global shape {before.shape}, target {after} has {after.shape}; a "
@@ -363,13 +373,14 @@ def plan_tree(
     donate: bool = False,
     slack: float = SLACK,
     *,
+    mesh: MeshLike | None = None,
     sources: Mapping[str, str] | None = None,
     targets: Mapping[str, str] | None = None,
 ) -> TreePlan:
     """The plans of many arrays, in batches that share launches.
 
-    `moves` is a dict, list or tuple, nested or not, of (source, target) pairs, or of what `plan` takes in their place;
-    a move's name is the path to it, such as "layers.0.w". `budget` bounds what lives on a device at any time: all
+    `moves` is a dict, list or tuple, nested or not, of (source, target) pairs, in any form that `plan` takes; a move's
+    name is the path to it, such as "layers.0.w". `budget` bounds what lives on a device at any time: all
     sources, all targets and all buffers. The other options are those of `plan`, for every array. Equal trees give equal
     plans in every process.
 
@@ -394,7 +405,15 @@ def plan_tree(
     """
     if isinstance(budget, Layout | Mapping):
         raise PlanError("plan_tree takes sources and targets together: {name: (source, target)}, or a list of pairs")
-    return find_tree_plan(moves, PlanOptions.read(budget, network, donate, slack), sources, targets)
+    read = flatten_tree(moves, pairs=True)
+    for name, leaf in read.items():
+        ends = cast("list[Any]", leaf if isinstance(leaf, tuple | list) else [])
+        if len(ends) == 2 and not all(isinstance(end, Layout) for end in ends):
+            try:
+                read[name] = _check_ends(ends[0], ends[1], mesh)
+            except ReshardError as error:
+                raise type(error)(f"{name}: {error}") from None
+    return find_tree_plan(read, PlanOptions.read(budget, network, donate, slack), sources, targets)
 
 
 def find_tree_plan(
@@ -458,8 +477,10 @@ def _plan_leaf(name: str, leaf: Any, options: PlanOptions, gathers: bool) -> Pla
     ends = cast("list[Any]", leaf) if isinstance(leaf, tuple | list) else [leaf]
     if isinstance(leaf, Layout):
         raise PlanError(f"{name}: the layout {leaf} has no target; give a (source, target) pair of layouts")
-    if not 1 <= len(ends) <= 2:
-        raise PlanError(f"{name}: {quoted(ends)} is not a move; give a (source, target) pair of layouts")
+    if len(ends) != 2 and not (len(ends) == 1 and isinstance(leaf, Move)):
+        raise PlanError(
+            f"{name}: {quoted(cast('object', leaf))} is not a move; give a (source, target) pair of layouts"
+        )
     try:
         source, target = ends[0], ends[1] if len(ends) == 2 else None
         if not gathers:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import operator
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from reshard.errors import LayoutError, MeshError, about_sharding, name_arguments, quoted
 from reshard.types import dtypes
@@ -29,7 +29,7 @@ from reshard.types.dims import (
     true_extent,
 )
 from reshard.types.dims import fit_digits as fit_digits
-from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.mesh import Mesh, MeshLike, SubAxis
 from reshard.types.notation import text
 from reshard.types.pieces import Pieces, read_offsets
 from reshard.types.whole import MOST_LISTED, read_items, whole
@@ -73,7 +73,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        checked_mesh(self.mesh)
+        put(self, "mesh", checked_mesh(self.mesh))
         for name in ("dims", "partial"):
             if not isinstance(getattr(self, name), tuple):
                 put(self, name, _listed_axes(getattr(self, name), name))
@@ -88,7 +88,7 @@ class Layout:
 
     @classmethod
     @name_arguments
-    def parse(cls, source: str, mesh: Mesh) -> Layout:
+    def parse(cls, source: str, mesh: MeshLike) -> Layout:
         """Reads text such as `f32[{y}8, 16, {x}4] + sum{z}`; `str()` writes it.
 
         Raises `NotationError` for text that does not parse, `MeshError` for unknown axes, and `LayoutError` for a
@@ -97,7 +97,7 @@ class Layout:
         >>> print(Layout.parse("f32[{x:(1)2}{x:(2)2}4, 16]", Mesh(x=4, y=2)))
         f32[{x}4, 16]
         """
-        checked_mesh(mesh)
+        mesh = checked_mesh(mesh)
         raw = text.parse_layout(source)
         dims: list[Dim] = []
         for part in raw.dims:
@@ -121,7 +121,7 @@ class Layout:
     @classmethod
     def tiled(
         cls,
-        mesh: Mesh,
+        mesh: MeshLike,
         shape: Sequence[int],
         dtype: object,
         axes: Sequence[Iterable[SubAxis]],
@@ -134,7 +134,7 @@ class Layout:
         >>> print(Layout.tiled(mesh, (10, 16), "float32", [[mesh.sub_axis("x")], []]))
         f32[{x}3/10, 16]
         """
-        checked_mesh(mesh)
+        mesh = checked_mesh(mesh)
         sizes = checked_shape(shape)
         each = [_listed_axes(held, "axes of a dim") for held in _listed_axes(axes, "axes")]
         if len(each) != len(sizes):
@@ -155,10 +155,10 @@ class Layout:
     @name_arguments
     def from_spec(
         cls,
-        mesh: Mesh,
+        spec: Any,
+        mesh: MeshLike,
         shape: Sequence[int],
         dtype: object,
-        spec: Sequence[Sequence[str] | str | None],
         *,
         unreduced: Sequence[str] = (),
         reduction: str = "sum",
@@ -167,11 +167,18 @@ class Layout:
 
         Dims past the end of the spec are not split. Uneven sizes are padded as in GSPMD.
 
-        >>> str(Layout.from_spec(Mesh(x=4, y=2), (10, 16), "float32", [["x"], []]))
+        >>> str(Layout.from_spec([["x"], []], Mesh(x=4, y=2), (10, 16), "float32"))
         'f32[{x}3/10, 16]'
         """
-        checked_mesh(mesh)
-        sizes = checked_shape(shape)
+        if isinstance(spec, Mesh):  # Calls as they were once: mesh, shape, dtype, spec.
+            spec, mesh, shape, dtype = dtype, spec, mesh, shape
+        mesh, sizes = checked_mesh(mesh), checked_shape(shape)
+        if hasattr(spec, "partitions"):  # JAX's, which says what is partial, too.
+            from reshard.types.notation.jax_sharding import read_spec
+
+            raw = read_spec(spec, len(sizes))
+            spec, unreduced = raw.dims, (*raw.unreduced, *unreduced)
+            reduction = raw.reduction if raw.unreduced else reduction
         names = _axes_of_dims(spec, "spec")
         if len(names) > len(sizes):
             raise LayoutError(
@@ -185,7 +192,7 @@ class Layout:
 
     @classmethod
     @name_arguments
-    def from_shardy(cls, source: str, mesh: Mesh | None, shape: Sequence[int], dtype: object) -> Layout:
+    def from_shardy(cls, source: str, mesh: MeshLike | None, shape: Sequence[int], dtype: object) -> Layout:
         """From a Shardy sharding; `mesh` may be None if the text contains one.
 
         >>> str(Layout.from_shardy('[{"y"}, {"x":(1)2}]', Mesh(x=4, y=2), (16, 16), "float32"))
@@ -217,7 +224,7 @@ class Layout:
 
     @classmethod
     @name_arguments
-    def from_jax_text(cls, source: str, mesh: Mesh, shape: Sequence[int], dtype: object) -> Layout:
+    def from_jax_text(cls, source: str, mesh: MeshLike, shape: Sequence[int], dtype: object) -> Layout:
         """From the text of a JAX `PartitionSpec`; dims past its end are not split.
 
         >>> str(Layout.from_jax_text("P(('x', 'y'), None)", Mesh(x=4, y=2), (16, 16), "float32"))
@@ -232,8 +239,9 @@ class Layout:
 
     @classmethod
     @name_arguments
-    def from_jax(cls, sharding: Any, shape: Sequence[int], dtype: object) -> Layout:
-        """From a `jax.sharding.NamedSharding`, on the devices of its mesh; uneven sizes are padded as in XLA.
+    def from_jax(cls, sharding: Any, shape: Sequence[int] | None = None, dtype: object = None) -> Layout:
+        """From a `jax.sharding.NamedSharding`, on the devices of its mesh, with a shape and a dtype; or from an
+        array or a `jax.ShapeDtypeStruct` that has one. Uneven sizes are padded as in XLA.
 
         >>> from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
         >>> sharding = NamedSharding(AbstractMesh((4, 2), ("x", "y")), PartitionSpec(("x", "y")))
@@ -243,6 +251,16 @@ class Layout:
         from reshard.types.notation import jax_sharding
         from reshard.types.notation.sharding import place_sharding
 
+        if hasattr(sharding, "sharding"):
+            shape = sharding.shape if shape is None else shape
+            dtype = sharding.dtype if dtype is None else dtype
+            sharding = sharding.sharding
+        missing = " and ".join(what for what, given in (("shape", shape), ("dtype", dtype)) if given is None)
+        if missing:
+            raise LayoutError(
+                f"{quoted(sharding)} comes without {missing}; write Layout.from_jax(sharding, shape, dtype), or give "
+                f"an array that has a sharding"
+            )
         sizes = checked_shape(shape)
         with about_sharding(str(sharding) if hasattr(sharding, "mesh") else quoted(sharding), sizes):
             raw = jax_sharding.read_sharding(sharding, len(sizes))
@@ -253,7 +271,7 @@ class Layout:
     def from_dtensor(
         cls,
         placements: Sequence[Any],
-        mesh: Mesh | Sequence[int],
+        mesh: MeshLike | Sequence[int],
         shape: Sequence[int],
         dtype: object,
         *,
@@ -261,7 +279,7 @@ class Layout:
     ) -> Layout:
         """From PyTorch's DTensor placements, one for each mesh dim; torch itself is not needed.
 
-        `mesh` is a `Mesh`, or a shape whose axes are called `names`, by default d0, d1, ...
+        `mesh` is a mesh, such as a DeviceMesh, or a shape whose axes are called `names`, by default d0, d1, ...
 
         >>> str(Layout.from_dtensor(["S(0)", "R"], (2, 4), (16, 8), "float32"))
         'f32[{d0}8, 8]'
@@ -269,7 +287,8 @@ class Layout:
         from reshard.types.notation import dtensor
 
         sizes = checked_shape(shape)
-        grid = mesh if isinstance(mesh, Mesh) else dtensor.make_grid(mesh, names)
+        is_mesh = isinstance(mesh, Mesh | str | Mapping) or hasattr(mesh, "mesh_dim_names")
+        grid = checked_mesh(mesh) if is_mesh else dtensor.make_grid(cast("Any", mesh), names)
         raw = dtensor.read_placements(placements, tuple(grid.axes.values()), sizes)
         axes = [SubAxis(name, 1, size) for name, size in grid.axes.items()]
 
@@ -304,7 +323,7 @@ class Layout:
     def from_owners(
         cls,
         owners: object,
-        mesh: Mesh,
+        mesh: MeshLike,
         shape: Sequence[int],
         dtype: object,
         dim: int = 0,
@@ -318,7 +337,8 @@ class Layout:
         >>> print(Layout.from_owners([0, 0, 2, 2, 0], Mesh(x=3), (5, 8), "float32"))
         f32[{x}(2@0,2@2,1@0), 8]
         """
-        names = tuple(checked_mesh(mesh).axes) if axes is None else _listed_axes(axes, "axes")
+        mesh = checked_mesh(mesh)
+        names = tuple(mesh.axes) if axes is None else _listed_axes(axes, "axes")
         count = math.prod(mesh.sub_axis(name).size for name in names)
         return cls._in_pieces(Pieces.from_owners(owners, count), mesh, shape, dtype, dim, names)
 
@@ -327,7 +347,7 @@ class Layout:
     def from_sizes(
         cls,
         sizes: object,
-        mesh: Mesh,
+        mesh: MeshLike,
         shape: Sequence[int],
         dtype: object,
         dim: int = 0,
@@ -345,7 +365,7 @@ class Layout:
     def from_ranges(
         cls,
         offsets: object,
-        mesh: Mesh,
+        mesh: MeshLike,
         shape: Sequence[int],
         dtype: object,
         dim: int = 0,
@@ -363,13 +383,14 @@ class Layout:
     @classmethod
     @name_arguments
     def from_chunks(
-        cls, chunks: Sequence[Any], mesh: Mesh, dtype: object, axes: Sequence[Sequence[str] | str | None]
+        cls, chunks: Sequence[Any], mesh: MeshLike, dtype: object, axes: Sequence[Sequence[str] | str | None]
     ) -> Layout:
         """From Dask's chunks, the sizes along each dim, and the axes that hold each dim: a chunk for each coordinate.
 
         >>> print(Layout.from_chunks(((3, 3, 2, 2), (8,)), Mesh(x=4), "float32", ["x", None]))
         f32[{x}~10, 8]
         """
+        mesh = checked_mesh(mesh)
         tables = [Pieces.from_sizes(sizes) for sizes in _listed_axes(chunks, "chunks", "Dask's, a tuple for each dim")]
         names = _axes_of_dims(axes, "axes")
         if len(names) != len(tables):
@@ -402,13 +423,14 @@ class Layout:
     def _in_pieces(
         cls,
         pieces: Pieces,
-        mesh: Mesh,
+        mesh: MeshLike,
         shape: Sequence[int],
         dtype: object,
         dim: object,
         axes: Sequence[str] | None = None,
     ) -> Layout:
-        sizes, names = checked_shape(shape), checked_mesh(mesh).axes if axes is None else _listed_axes(axes, "axes")
+        mesh, sizes = checked_mesh(mesh), checked_shape(shape)
+        names = mesh.axes if axes is None else _listed_axes(axes, "axes")
         at = whole(dim, -len(sizes), len(sizes) - 1)
         if at is None:
             raise LayoutError(f"dim {quoted(dim)} of global shape {quoted(sizes)}: give the number of a dim")
@@ -540,12 +562,16 @@ class Layout:
         return f"Layout.parse({f'{self}'!r}, {self.mesh!r})"
 
 
-def checked_mesh(mesh: object) -> Mesh:
-    """Returns the mesh; raises `MeshError` for any other object."""
-    if not isinstance(mesh, Mesh):
-        kind = "jax mesh" if hasattr(mesh, "axis_names") else type(mesh).__name__
-        raise MeshError(f"{quoted(mesh)} is a {kind}, not a reshard.Mesh; give Mesh(x=4, y=2), or Mesh(jax_mesh)")
-    return mesh
+def checked_mesh(mesh: MeshLike) -> Mesh:
+    """The mesh that is given, in any form that says one; raises `MeshError` for any other object."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    if isinstance(mesh, str | Mapping) or hasattr(mesh, "axis_names") or hasattr(mesh, "mesh_dim_names"):
+        return Mesh(cast("Any", mesh))
+    raise MeshError(
+        f"{quoted(mesh)} is a {type(mesh).__name__}, not a mesh; give Mesh(x=4, y=2), a dict of axes and sizes, or a "
+        f"jax mesh"
+    )
 
 
 def checked_rows(rows: object) -> Dim:

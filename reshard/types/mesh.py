@@ -22,7 +22,7 @@ from reshard.errors import MeshError, NotationError, did_you_mean, quoted
 from reshard.types.whole import MOST, MOST_DEVICES, count_items, primes, read_items, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
-_AXIS = re.compile(rf"\s*({AXIS_NAME})\s*=\s*(-?\d+)\s*")
+_AXIS = re.compile(rf"\s*({AXIS_NAME})\s*[=:]\s*(-?\d+)\s*")
 _SUB_AXIS = re.compile(rf"\s*({AXIS_NAME})\s*(?::\s*\((\d+)\)\s*(\d+)\s*)?")
 
 
@@ -34,16 +34,23 @@ class SubAxis(NamedTuple):
     size: int
 
 
+MeshLike = Any
+"""What says a mesh: a `Mesh`, a dict of names and sizes, text such as `x=4,y=2`, a jax mesh or torch's DeviceMesh."""
+
+
 class Mesh:
     """Devices on named axes.
 
     `device_ids[i]` is the device at position `i`. By default, devices are numbered by position.
-    The axes are names and sizes, or those of a jax mesh, which also brings its device ids.
+    The axes are names and sizes, the text of them, or sizes and then names, as in `jax.make_mesh`; or those of a jax
+    mesh or of torch's DeviceMesh, which also bring their device ids.
     Raises `MeshError` for a bad name or size, and for ids that are not distinct.
 
     >>> mesh = Mesh(x=4, y=2)
     >>> mesh.size, str(mesh), mesh.sub_axis("x:(2)2")
     (8, '<x=4, y=2>', SubAxis(axis='x', pre=2, size=2))
+    >>> mesh == Mesh("x=4,y=2") == Mesh((4, 2), ("x", "y")) == Mesh({"x": 4, "y": 2})
+    True
     """
 
     __slots__ = ("__dict__", "axes", "device_ids")
@@ -52,26 +59,12 @@ class Mesh:
 
     def __init__(
         self,
-        axes: Mapping[str, int] | Iterable[tuple[str, int]] | None = None,
+        axes: MeshLike | Iterable[tuple[str, int]] | None = None,
         /,
         device_ids: Sequence[int] | None = None,
         **named: int,
     ) -> None:
-        source: Any = axes
-        if hasattr(source, "axis_names"):
-            # An `AbstractMesh` has no devices.
-            devices = getattr(source, "devices", None) if type(source).__name__ == "Mesh" else None
-            if device_ids is None and devices is not None:
-                device_ids = [device.id for device in devices.flat]
-            source = [(str(name), int(size)) for name, size in source.shape.items()]
-        if isinstance(source, str | bytes):
-            raise MeshError(f"mesh {quoted(source)} is text; read it with Mesh.parse, or give the axes as name=size")
-        given = read_items(
-            cast("Any", source).items() if isinstance(source, Mapping) else () if source is None else source
-        )
-        if given is None or not all(isinstance(pair, tuple) and len(cast("Any", pair)) == 2 for pair in given):
-            shown = cast("object", source) if given is None else list(given)
-            raise MeshError(f"mesh axes {quoted(shown)}: give a dict of name to size, or (name, size) pairs")
+        given, device_ids = _read_axes(axes, device_ids)
         pairs: list[tuple[str, int]] = []
         for name, size in (*given, *named.items()):
             if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
@@ -356,6 +349,40 @@ class Mesh:
     def __repr__(self) -> str:
         ids = f", device_ids={list(self.device_ids)}" if self.device_ids else ""
         return f"Mesh({dict(self.axes)}{ids})"
+
+
+def _read_axes(source: Any, device_ids: Any) -> tuple[Iterable[tuple[Any, Any]], Any]:
+    """The names and sizes of whatever says the axes of a mesh, and the ids of its devices, None for their positions."""
+    if isinstance(source, str):
+        source = Mesh.parse(source, device_ids)
+        device_ids = None
+    own: Any = None
+    if isinstance(source, Mesh):
+        source, own = source.axes, source.device_ids
+    elif hasattr(source, "axis_names"):
+        # An `AbstractMesh` has no devices.
+        if type(source).__name__ == "Mesh" and hasattr(source, "devices"):
+            own = [device.id for device in source.devices.flat]
+        source = [(str(name), int(size)) for name, size in source.shape.items()]
+    elif hasattr(source, "mesh_dim_names"):  # torch's
+        names = source.mesh_dim_names or [f"d{at}" for at in range(source.mesh.ndim)]
+        source, own = list(zip(names, source.mesh.shape, strict=True)), source.mesh.flatten().tolist()
+    elif _is_list_of(str, device_ids) and _is_list_of(int, source) and len(source) == len(device_ids):
+        source, device_ids = list(zip(device_ids, source, strict=True)), None
+    given = read_items(cast("Any", source).items() if isinstance(source, Mapping) else () if source is None else source)
+    if given is None or not all(isinstance(pair, tuple) and len(cast("Any", pair)) == 2 for pair in given):
+        shown = cast("object", source) if given is None else list(given)
+        raise MeshError(
+            f"mesh axes {quoted(shown)}: give a dict of name to size, (name, size) pairs, or sizes and names, as in "
+            f"Mesh((4, 2), ('x', 'y'))"
+        )
+    return given, own if device_ids is None else device_ids
+
+
+def _is_list_of(kind: type, given: object) -> bool:
+    """Whether it is a list or tuple of such items, at least one."""
+    items = cast("Sequence[object]", given) if isinstance(given, list | tuple) else ()
+    return bool(items) and all(isinstance(item, kind) for item in items)
 
 
 def merged_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

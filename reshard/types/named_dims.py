@@ -34,7 +34,7 @@ def from_xarray(array: Any, mesh: Mesh, axes: Axes) -> Layout:
         names, shape, dtype = list(map(str, array.dims)), array.shape, array.dtype
     except (AttributeError, TypeError):
         raise LayoutError(f"{quoted(array)} has no named dims; give an xarray.DataArray") from None
-    return Layout.from_spec(mesh, shape, dtype, _spec_of_dims(names, axes))
+    return Layout.from_spec(_spec_of_dims(names, axes), mesh, shape, dtype)
 
 
 def from_jaxtyping(annotation: Any, mesh: Mesh, axes: Axes, *, dtype: object = None, **sizes: int) -> Layout:
@@ -71,7 +71,7 @@ def from_jaxtyping(annotation: Any, mesh: Mesh, axes: Axes, *, dtype: object = N
     if unknown := sorted(sizes.keys() - set(names)):
         raise _unknown_dim(unknown[0], names)
     element = dtypes[0] if dtype is None else dtype
-    return Layout.from_spec(mesh, [size for _, size in dims], element, _spec_of_dims(names, axes))
+    return Layout.from_spec(_spec_of_dims(names, axes), mesh, [size for _, size in dims], element)
 
 
 def _spec_of_dims(names: Sequence[str], axes: Axes) -> list[str | Sequence[str] | None]:

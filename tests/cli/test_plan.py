@@ -6,13 +6,14 @@ import io
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import reshard as rs
 from reshard.cli.option_groups import ArrayOptions
-from reshard.cli.requests import LayoutText
+from reshard.cli.requests import read_only_layout
 from reshard.errors import ReshardError
 from tests.cli.cases import ARRAY, MESH, SOURCE, TARGET
 from tests.markup import Read, check_self_contained
@@ -158,11 +159,11 @@ NOTHING_GIVEN = ArrayOptions(mesh=None, shape=None, dtype=None)
 
 def test_the_missing_options_are_named():
     for text, mesh, message in [
-        ("P('x')", rs.Mesh(x=4, y=2), "--shape 16,16 --dtype f32"),
+        ("P('x')", "x=4,y=2", "--shape 16,16 --dtype f32"),
         (SOURCE, None, "--mesh x=4,y=2"),
     ]:
         with pytest.raises(ReshardError, match=f": {message}$"):
-            LayoutText.of(text, mesh, NOTHING_GIVEN).read()
+            read_only_layout(text, replace(NOTHING_GIVEN, mesh=mesh))
 
 
 LINES = [

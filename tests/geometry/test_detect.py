@@ -6,10 +6,14 @@ import re
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+import reshard as rs
 from reshard.errors import LayoutError, MeshError, NotationError
-from reshard.geometry.detect import read
+from reshard.geometry.detect import as_layout, as_layouts, read
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
@@ -266,3 +270,97 @@ def sum_groups(layout):
         at = layout.mesh.position(device)
         groups.setdefault(tuple(at // layout.mesh.stride(s) % s.size for s in layout.partial), set()).add(device)
     return {frozenset(group) for group in groups.values()}
+
+
+# What JAX and torch say of an array, beside the text of the same layout.
+
+
+class Shard:
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+
+class DeviceMesh:
+    """As torch's: a tensor of ranks, and names."""
+
+    mesh = np.arange(8).reshape(4, 2)[::-1]
+    mesh_dim_names = ("x", "y")
+
+
+class DTensor:
+    placements, device_mesh, shape, dtype = (Shard(2), Shard(0)), DeviceMesh(), GRID, "float32"
+
+
+def test_what_jax_says_of_an_array_is_its_layout():
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    spec = PartitionSpec("y", None, "x")
+    sharding = NamedSharding(mesh, spec)
+    x = jax.device_put(np.zeros(GRID, "float32"), sharding)
+    for_shape = jax.ShapeDtypeStruct(GRID, "float32", sharding=sharding)
+    assert as_layout(x) == as_layout(for_shape) == Layout.from_jax(x) == EXPECTED
+    assert as_layout(sharding, None, GRID, "float32") == EXPECTED
+    for given in (mesh, MESH, {"x": 4, "y": 2}, "x=4,y=2"):
+        assert (
+            as_layout(spec, given, GRID, np.float32) == as_layout("P('y', None, 'x')", given, GRID, "f32") == EXPECTED
+        )
+        assert as_layout(("y", None, ["x"]), given, GRID, "f32") == as_layout(str(EXPECTED), given) == EXPECTED
+        assert as_layout([Shard(2), "S(0)"], given, GRID, "f32") == EXPECTED
+    alone = as_layout(jax.device_put(np.zeros(3, "int32"), jax.devices()[5]))
+    assert (str(alone), alone.mesh.devices) == ("s32[3]", (5,))
+
+
+def test_what_torch_says_of_an_array_is_its_layout():
+    ids = [6, 7, 4, 5, 2, 3, 0, 1]
+    there = Layout.parse(str(EXPECTED), Mesh(MESH.axes, device_ids=ids))
+    assert as_layout(DTensor()) == as_layout(DTensor.placements, DeviceMesh(), GRID, "float32") == there
+    assert Layout.from_dtensor(["S(2)", "S(0)"], DeviceMesh(), GRID, "float32") == there
+    assert as_layout("P('y', None, 'x')", DeviceMesh(), GRID, "float32") == there
+
+
+def test_an_axis_is_no_placement():
+    """A mesh may have axes that are called as placements are written."""
+    assert str(as_layout(["R", "P"], Mesh(R=2, P=2), (4, 4), "f32")) == "f32[{R}2, {P}2]"
+    assert str(as_layout(["R", "P"], Mesh(a=2, b=2), (4, 4), "f32")) == "f32[4, 4] + sum{b}"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "given"),
+    [
+        ("f32[{y}8, 16, {x}4]", "P(None, 'x')", {"mesh": MESH}),
+        ("P('y', None, 'x')", "f32[16, {x}4, 16]", {"mesh": MESH}),
+        ("P('y', None, 'x')", "[{}, {'x'}, {}]", {"mesh": MESH, "shape": GRID, "dtype": "f32"}),
+        (EXPECTED, PartitionSpec(None, "x"), {}),
+        (EXPECTED, "f32[16, {x}4, 16]", {}),
+        ("f32[{y}8, 16, {x}4]", Layout.parse("f32[16, {x}4, 16]", MESH), {}),
+        (PartitionSpec("y", None, "x"), Layout.parse("f32[16, {x}4, 16]", MESH), {}),
+        (EXPECTED, (None, "x"), {"mesh": MESH}),
+    ],
+)
+def test_each_end_of_a_move_says_what_the_other_one_leaves_out(source, target, given):
+    assert as_layouts(source, target, **given) == (EXPECTED, Layout.parse("f32[16, {x}4, 16]", MESH))
+
+
+def test_a_mesh_is_for_what_has_no_devices_of_its_own():
+    sharding = NamedSharding(jax.make_mesh((4, 2), ("x", "y")), PartitionSpec("y"))
+    here, there = jax.device_put(np.zeros(GRID, "float32"), sharding), Mesh({"x": 4}, device_ids=range(8, 12))
+    plan = rs.plan(here, PartitionSpec(None, "x"), mesh=there)
+    assert (plan.source.mesh, plan.target.mesh) == (MESH, there)
+    assert rs.plan_tree({"a": (here, "P('x')"), "b": [here, sharding]}, mesh=there).plans["a"].target.mesh == there
+    assert rs.plan(sharding, here).steps == ()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: as_layout(7), LayoutError, "7 is a int, not a layout; give a Layout, text"),
+        (lambda: as_layout(MESH), LayoutError, "a mesh goes in mesh="),
+        (lambda: as_layout(np.zeros(4)), LayoutError, "give the layout that it has"),
+        (lambda: as_layout(PartitionSpec("x")), NotationError, "without mesh and shape and dtype"),
+        (lambda: as_layout(["x", 3], MESH, (4,), "f32"), LayoutError, "not a layout"),
+        (lambda: as_layout("P('x')", {"x": 0}, (4,), "f32"), MeshError, "axis 'x' has size 0"),
+        (lambda: as_layouts("P('x')", "P()"), NotationError, "without shape and dtype"),
+    ],
+)
+def test_what_says_no_layout_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

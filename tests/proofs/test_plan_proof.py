@@ -355,6 +355,7 @@ MAY_IMPORT = {
     "plan_proof.py": {"reshard.lower", "reshard.lower.program"},
     "refute.py": {"reshard.lower"},
     "launches.py": {"reshard.geometry.figures"},
+    "transfer_proof.py": {"reshard.geometry.detect"},  # reads the layouts that callers give
 }
 """What the prover uses of the code that it checks; at the top of each file it says why. Elsewhere only data classes."""
 

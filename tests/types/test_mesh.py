@@ -154,7 +154,7 @@ def test_text_round_trip(mesh: Mesh):
     assert Mesh.parse(str(mesh).strip("<>").replace(" ", "")) == mesh
 
 
-@pytest.mark.parametrize("text", ["x", "x=", "=4", "x=4 y=2", "x=four", "x:4", "x=4;y=2", "x=2.5"])
+@pytest.mark.parametrize("text", ["x", "x=", "=4", "x=4 y=2", "x=four", "x=4;y=2", "x=2.5"])
 def test_rejects_text(text: str):
     with pytest.raises(NotationError, match="name=size"):
         Mesh.parse(text)

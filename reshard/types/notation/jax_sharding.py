@@ -32,11 +32,16 @@ def mesh_of(jax_mesh: Any) -> Mesh:
 def read_sharding(sharding: Any, rank: int) -> RawSharding:
     """Reads the spec of a `NamedSharding` as plain data, padded to `rank` dims; raises `LayoutError` for others."""
     spec = getattr(sharding, "spec", None)
-    if spec is None or not hasattr(sharding, "mesh"):
+    if not hasattr(spec, "partitions") or not hasattr(sharding, "mesh"):
         raise LayoutError(
             f"{quoted(sharding)} is a {type(sharding).__name__}, not a NamedSharding; give "
             f"jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(...))"
         )
+    return read_spec(spec, rank)
+
+
+def read_spec(spec: Any, rank: int) -> RawSharding:
+    """Reads a `PartitionSpec` as plain data, padded to `rank` dims; raises `LayoutError` for open dims."""
     entries = spec.partitions  # Iterating over a spec with unreduced axes raises.
     if len(entries) > rank:
         raise LayoutError(f"{spec} has {len(entries)} entries for an array of rank {rank}; give at most one per dim")

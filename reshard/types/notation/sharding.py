@@ -39,7 +39,7 @@ _BRACED = re.compile(r"[^{}\"]+|\"(?:[^\"\\]|\\.)*\"|[{}]")
 
 NO_TILE = (
     "the whole array is on one device and the others hold nothing, but in a layout every device of the mesh holds "
-    "a tile; for an array on that device alone use Layout.from_spec(Mesh(device_ids=[{device}]), shape, dtype, [])"
+    "a tile; for an array on that device alone use Layout.from_spec([], Mesh(device_ids=[{device}]), shape, dtype)"
 )
 """Why a sharding on one device out of many is refused, with what to write instead."""
 

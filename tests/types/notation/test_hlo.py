@@ -354,7 +354,7 @@ REFUSED = [
     ("{manual}", LayoutError, "no global array to lay out; use the sharding that the array has outside"),
     ("{mesh['x'=2], manual}", LayoutError, "no global array to lay out"),
     ("{unknown}", LayoutError, "has not chosen a sharding yet"),
-    ("{maximal device=3}", LayoutError, "use Layout.from_spec(Mesh(device_ids=[3]), shape, dtype, [])"),
+    ("{maximal device=3}", LayoutError, "use Layout.from_spec([], Mesh(device_ids=[3]), shape, dtype)"),
     ("{maximal_mesh[device_id=5]}", LayoutError, "Mesh(device_ids=[5])"),
     ("{single_device[device_id=5]}", LayoutError, "every device of the mesh holds a tile"),
     ("{unreduced}", MeshError, "unknown number of devices; say how many, 2 or more, with num_devices"),

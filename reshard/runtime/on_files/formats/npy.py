@@ -175,7 +175,7 @@ def _read_tiles(path: str) -> Checkpoint:
     if dtypes.bits(layout.dtype) < 8:
         raise file_error(path, f"holds {layout}, whose elements are less than a byte; save them as int8", tensor=name)
     unsplit: list[list[str]] = [[] for _ in layout.shape]
-    whole_dims = Layout.from_spec(Mesh(file=1), layout.shape, layout.dtype, unsplit).dims
+    whole_dims = Layout.from_spec(unsplit, Mesh(file=1), layout.shape, layout.dtype).dims
     # What each piece of a dim has of the whole dim: intervals, with their places in the tile.
     spans_of = [
         {number: list(_list_spans(blocks)) for number, blocks in shares_of(dim, one, 0).items()}
