@@ -82,7 +82,7 @@ class DistArray(NumpyMethods):
     ranks of a node share, so that a move inside a node is one copy. They, `to_global` and `save` are collective: all
     ranks call them. `DistArray(layout, tile, comm)` wraps an existing tile (a copy, if it has no padding or another
     byte order), and numpy's elementwise functions work tile by tile; neither communicates. Reductions, products and
-    slices of split dims are collective, see docs/explanation/mpi.md.
+    slices of split dims are collective, see docs/reference/numpy.md.
 
     `dtype` is for elements whose dtype has no name in layouts (structured, dates, text): the layout then names the
     plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a call may take to plan and to wait

@@ -20,6 +20,7 @@ from reshard.errors import RankError
 from reshard.mpi import launch, rank
 from reshard.mpi.launch import SETTINGS, command, environment, find
 from reshard.synth import Network
+from tests.test_docs import blocks
 
 # ---- Starting ranks, and the commands that start them; refusals need no MPI
 
@@ -193,12 +194,20 @@ def test_what_only_linux_has_is_not_needed(tmp_path: Path, platform: str, early:
     assert reshard.mpi.launch(2, [str(script)], timeout=600) == 0
 
 
-# ---- The script that docs/explanation/mpi.md shows is the one that it runs
+# ---- Pages that are pasted on one rank are right on several
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+RANKS = {"how-to/fft-pencils": 4, "how-to/halos": 3, "how-to/csr-rows": 3, "explanation/mpi": 3, "reference/mpi": 3}
 
 
-def test_the_script_is_shown_as_it_is():
-    _, _, body = (DOCS / "mpi_pencils.py").read_text().partition("comm = MPI.COMM_WORLD\n")
-    assert f"```text\ncomm = MPI.COMM_WORLD\n{body}```" in (DOCS / "mpi.md").read_text()
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "ranks"), RANKS.items(), ids=RANKS)
+def test_a_page_is_right_on_several_ranks(page: str, ranks: int, tmp_path: Path):
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    # What ranks print would be mixed up in one stream.
+    apart = f"import sys\nfrom mpi4py import MPI\nsys.stdout = open(f'{tmp_path}/{{MPI.COMM_WORLD.rank}}', 'w')\n"
+    ran = run(tmp_path / "page.py", apart + "\n".join(block.text for block in blocks(text, "python")), ranks)
+    assert ran.returncode == 0, ran.stderr
+    shown = [(tmp_path / str(rank)).read_text() for rank in range(ranks)]
+    assert shown[0].startswith(blocks(text, "text")[0].text) and "False" not in "".join(shown)

@@ -2,7 +2,7 @@
 
 `ROWS` are expressions of `a` and `b`, two arrays of one shape and layout, `c` with as many rows as `a` has columns, `v`
 with one dim, `s` without dims, and `n`, numpy's array with the elements of `a`. They make a table of
-docs/explanation/mpi.md.
+docs/reference/numpy.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reshard.types import Layout, Mesh, Pieces
 from reshard.types.layout import Digit, Dim
 from tests.mpi.worker import Case
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "mpi.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "numpy.md"
 BEGIN, END = "<!-- conformance: begin -->\n", "<!-- conformance: end -->\n"
 
 ROWS = {
@@ -267,7 +267,7 @@ def _same(given: Any, wanted: Any) -> None:
 
 
 def table(comm: MPI.Intracomm) -> str:
-    """The table of docs/explanation/mpi.md, as it runs on these ranks, with rows of `a` split."""
+    """The table of docs/reference/numpy.md, as it runs on these ranks, with rows of `a` split."""
     places = next(tuple(each[1:]) for each in layouts(comm.size) if each[0] == "rows 7x5")
     made, _ = arrays(comm, places, "float64")
     made["c"] = made["c"].redistribute(Layout.from_spec(places[0].mesh, (5, 6), "float64", [["x"]]))
@@ -291,11 +291,11 @@ def _kind(given: Any) -> str:
 
 
 def documented(comm: MPI.Intracomm) -> Iterator[Case]:
-    """The table in docs/explanation/mpi.md is the one that runs on 3 ranks."""
+    """The table in docs/reference/numpy.md is the one that runs on 3 ranks."""
 
     def same() -> None:
         shown = DOCS.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
         wanted = table(comm)
-        assert shown == wanted, f"replace the table between the marks in docs/explanation/mpi.md by this one:\n{wanted}"
+        assert shown == wanted, f"replace the table between the marks in docs/reference/numpy.md by this one:\n{wanted}"
 
-    yield "docs/explanation/mpi.md", same
+    yield "docs/reference/numpy.md", same
