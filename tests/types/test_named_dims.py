@@ -1,19 +1,16 @@
-"""Layouts of xarray's arrays and jaxtyping's annotations; the examples in docs run where both libraries are."""
+"""Layouts of xarray's arrays and jaxtyping's annotations."""
 
-import doctest
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import reshard as rs
 from reshard.errors import LayoutError, NotationError
 from reshard.types import Layout, Mesh
 from reshard.types.named_dims import from_jaxtyping, from_xarray
-from tests.test_docs import blocks
 
 MESH = Mesh(x=4, y=2)
 ARRAY = SimpleNamespace(dims=("batch", "head", "feature"), shape=(16, 3, 10), dtype="bfloat16")
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "language.md"
 
 
 def annotated(dims: str, *dtypes: str) -> SimpleNamespace:
@@ -51,9 +48,14 @@ def test_a_mistake_is_named(call, error, words):
     assert words in str(raised.value)
 
 
-def test_the_examples_in_docs():
-    pytest.importorskip("jaxtyping")
-    pytest.importorskip("xarray")
-    (block,) = blocks(DOCS.read_text(encoding="utf-8"), "pycon")
-    test = doctest.DocTestParser().get_doctest(block.text, {}, "language.md", str(DOCS), block.line)
-    assert len(test.examples) >= 8 and not doctest.DocTestRunner().run(test).failed
+def test_arrays_of_both_libraries_are_read_and_move():
+    jax = pytest.importorskip("jax")
+    jaxtyping, xarray = pytest.importorskip("jaxtyping"), pytest.importorskip("xarray")
+    weather = xarray.DataArray(jax.numpy.zeros((16, 10)), dims=("time", "station"))
+    assert from_xarray(weather, MESH, {"time": "x"}) == Layout.parse("f32[{x}4, 10]", MESH)
+    annotation = jaxtyping.Float32[jaxtyping.Array, "batch feature=8"]
+    assert from_jaxtyping(annotation, MESH, {"batch": ("x", "y")}, batch=64) == Layout.parse("f32[{x}{y}8, 8]", MESH)
+    line = jax.sharding.Mesh(jax.devices()[:1], ("x",))
+    here = jax.sharding.NamedSharding(line, jax.sharding.PartitionSpec("x"))
+    moved = weather.copy(data=rs.jax.redistribute(weather.data, here))
+    assert (moved.dims, moved.data.sharding) == (("time", "station"), here)
