@@ -69,7 +69,8 @@ class DoctorOptions:
     file: str = argument(
         "file",
         metavar="FILE",
-        help="StableHLO (text or artifact), optimized HLO, or a log with XLA's warnings; - is stdin",
+        help="StableHLO (text or artifact), optimized HLO, a folder of --xla_dump_to, or a log with XLA's warnings; "
+        "- is stdin",
     )
     json: bool = argument("--json", action="store_true", help="print one JSON object instead of the table")
     html: str | None = argument("--html", metavar="FILE", help="write one self-contained page instead of the table")

@@ -47,8 +47,11 @@ def read_program(path: str, log_mark: str | None = None, *, protos: bool = False
     """The program in a file (`-` is stdin): optimized HLO, StableHLO text, or a portable StableHLO artifact.
 
     With a `log_mark`, also a log: any text that has this mark. With `protos`, a serialized HloModuleProto is HLO too.
+    A folder is one that `--xla_dump_to` filled, of which the program is read that receives most.
     Raises `NotationError` for any other content, and `ReshardError` for a file that cannot be read.
     """
+    if os.path.isdir(path):
+        path = find_heaviest_program(path)
     parts: list[bytes] = []
     try:
         with nullcontext(sys.stdin.buffer) if path == "-" else open_input(path) as file:
@@ -83,6 +86,23 @@ def read_program(path: str, log_mark: str | None = None, *, protos: bool = False
         return ProgramText(text, False)
     what = "empty" if not text.strip() else f"not a program: {text.strip()[:60]!r}"
     raise NotationError(f"{path} is {what}; {wanted}")
+
+
+def find_heaviest_program(folder: str) -> str:
+    """The compiled program in a folder of `--xla_dump_to` of which a device receives most; a note says which it is."""
+    from reshard import hlo
+
+    dumped = sorted(Path(folder).glob("*after_optimizations.txt"))
+    if not dumped:
+        raise ReshardError(
+            f"{_name_file(folder)} has no file *after_optimizations.txt, as --xla_dump_to writes; {_WANTED}"
+        )
+    received = {path: hlo.traffic(hlo.parse(path.read_text(errors="replace"))).received_bytes for path in dumped}
+    heaviest = max(dumped, key=lambda path: received[path])
+    if len(dumped) > 1:
+        others = f"the one of {len(dumped)} programs of which a device receives most"
+        print(f"reshard: {_name_file(str(heaviest))}: {others}", file=sys.stderr)
+    return str(heaviest)
 
 
 def write_output(path: str, content: str | bytes) -> None:

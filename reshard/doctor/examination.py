@@ -71,7 +71,7 @@ def examine(
     the text says. `processes` share it: between several, sums of floats on CPU stay as they are, unless `sums` may be
     added up in "any order", as in `reshard.jax.enable`.
 
-    Raises `NotationError` if the text is not an HLO module.
+    Raises `NotationError` if the text is not an HLO module, or one that XLA has not partitioned yet.
 
     >>> report = examine('''HloModule m, num_partitions=4
     ...
@@ -93,6 +93,11 @@ def examine(
     moves = tuple(known) if isinstance(known, list | tuple) else read_items(known)
     if moves is None or not all(isinstance(move, Known) for move in moves):
         raise ReshardError(f"known {quoted(known)}: give a list of `Known` moves")
+    if re.search(r'custom_call_target="(?:Sharding|xla\.sdy\.)', text):  # XLA's partitioner removes them.
+        raise NotationError(
+            "the module still has sharding constraints: XLA has not partitioned it, so it moves nothing yet; give what "
+            "XLA compiled, compiled.as_text() or the file of a dump that ends in after_optimizations.txt"
+        )
     compiled_for = platform or compiled_platform(text)
     module = replace(open_sums(hlo.parse(text)), sums_in_place=compiled_for != "cpu")
     collectives = hlo.collectives(module, every_branch=True)

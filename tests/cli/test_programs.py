@@ -27,6 +27,28 @@ def test_text_is_hlo_or_mlir(tmp_path, path, is_hlo):
     assert read_program(str(copy)) == (path.read_text(), is_hlo, False)
 
 
+def test_of_a_dump_the_program_is_read_of_which_a_device_receives_most(call, tmp_path):
+    """Of three programs of a dump: the heavier one by name is neither the first nor the last."""
+    code, _, err = call("doctor", str(tmp_path))
+    assert code == 2 and "has no file *after_optimizations.txt, as --xla_dump_to writes" in err
+    for name in ("module_0000.jit_init", "module_0002.jit_eval"):
+        (tmp_path / f"{name}.cpu_after_optimizations.txt").write_text(NOTHING)
+    (tmp_path / "module_0001.jit_step.cpu_after_optimizations.txt").write_bytes(COMPILED.read_bytes())
+    (tmp_path / "module_0003.jit_step.before_optimizations.txt").write_bytes(COMPILED.read_bytes() * 2)
+    code, out, err = call("doctor", str(tmp_path), "--fail-on-rebuild")
+    assert (code, out) == (1, call("doctor", str(COMPILED))[1])
+    assert err.endswith("jit_step.cpu_after_optimizations.txt: the one of 3 programs of which a device receives most\n")
+
+
+def test_a_module_that_is_not_partitioned_yet_is_no_program_that_moves_nothing(call, tmp_path):
+    constrained = NOTHING.replace(
+        "ROOT", '%c = f32[4]{0} custom-call(%p), custom_call_target="Sharding", sharding={devices=[2]<=[2]}\n  ROOT', 1
+    )
+    (tmp_path / "before.txt").write_text(constrained)
+    code, out, err = call("doctor", str(tmp_path / "before.txt"))
+    assert (code, out) == (2, "") and "XLA has not partitioned it" in err and "after_optimizations.txt" in err
+
+
 def test_stdin_and_stdout_are_dashes(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(NOTHING.encode())))
     assert read_program("-").text == NOTHING
