@@ -94,11 +94,14 @@ def list_records() -> str:
         if record["group"] != group:
             group = record["group"]
             parts.append(f"## {group[0].upper()}{group[1:]}")
-        output = record["output"].strip("\n")
+        table, _, rest = record["output"].strip("\n").partition("\n\n")
+        if not table.startswith("|"):
+            table, rest = "", record["output"].strip("\n")
         parts += [
             f'<a id="{name}"></a>\n\n### {record["title"]}',
             record["question"],
-            output if output.startswith("|") else f"```text\n{output}\n```",
+            table.replace("<", "&lt;"),  # Meshes such as <x=4> are no tags.
+            rest and f"```text\n{rest}\n```",
             record.get("notes", "").strip(),
             f"```console\n$ {record['command'].strip()}\n```",
             f"*{record['date']}, commit {record['commit']}. {record['machine']}.*",
