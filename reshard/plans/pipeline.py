@@ -31,7 +31,9 @@ IN_FLIGHT = 2
 class Pipeline:
     """A plan whose first step crosses to other devices, in `parts` parts that overlap.
 
-    The other steps are on the target's devices. `seconds` is what the schedule takes on the network that it is for.
+    The other steps are on the target's devices. `seconds` is what the schedule takes on the network that it is for,
+    where what arrives and what is gathered meanwhile share one link. JAX runs one where copies run beside programs, on
+    the accelerators of one process, or where `network=` says that it is faster, and without a budget.
     Raises `PlanError` for a plan that does not split so.
     """
 
