@@ -50,7 +50,7 @@ class LayoutError(ReshardError):
 
 
 class NotationError(ReshardError):
-    """Text in one of the notations (ours, JAX, Shardy, HLO) that does not parse."""
+    """Text in one of the notations (that of reshard, JAX, Shardy, HLO) that does not parse."""
 
 
 class StepError(ReshardError):

@@ -26,12 +26,12 @@ NARROW = 60
 
 NOTATIONS = """\
 notations of a layout:
-  ours     f32[{y}8, 16, {x}4]   8 local, {y} held
+  reshard  f32[{y}8, 16, {x}4]   8 local, {y} held
   JAX      P('y', None, 'x')
   Shardy   [{"y"}, {}, {"x"}]
   DTensor  [Shard(2), Shard(0)]  one per axis of --mesh
   HLO      {devices=[2,1,4]<=[4,2]T(1,0)}  has a mesh
-Ours has shape and dtype, which serve for the other one too.
+reshard's has shape and dtype, which serve for the other one too.
 Give the rest a --mesh, --shape and --dtype.
 """
 

@@ -196,8 +196,8 @@ _MOST_LEFT = 8  # Reshards that are listed where no report is wanted.
 
 _PASS_EXAMPLES = """\
 examples:
-  reshard pass step.mlir -o ours.mlir
-  reshard pass step.mlir -o ours.mlirbc --report
+  reshard pass step.mlir -o better.mlir
+  reshard pass step.mlir -o better.mlirbc --report
   reshard pass step.mlir --report --network tpu-v5p
   reshard pass step.mlir --json --budget 1GiB
   reshard pass step.hlo -o better.hlo --report

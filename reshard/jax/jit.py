@@ -1,4 +1,4 @@
-"""`reshard.jax.jit`: `jax.jit`, with our collectives where they are better than XLA's choice; and strict mode.
+"""`reshard.jax.jit`: `jax.jit`, with the collectives of plans where they are better than XLA's; and strict mode.
 
 It compiles with the pass inside XLA (`xla_pass`) switched on: there is one compilation, and the dispatch is that of
 `jax.jit`. Each function has a switch of its own, which is part of the key of jax's caches, so that its programs never
@@ -71,11 +71,11 @@ def jit(
     max_bytes: int | str | None = None,
     **options: Any,
 ) -> Any:
-    """`jax.jit`, whose program moves data by our collectives wherever that makes it better.
+    """`jax.jit`, whose program moves data by the collectives of plans wherever that makes it better.
 
     `options` are those of `jax.jit` (`in_shardings`, `out_shardings`, `static_argnums`, `donate_argnums`, ...).
     `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`; `prefer` ("bytes",
-    "memory" or "time") is that of `enable`: what our collectives must make better; `sums` ("exact" or "any order")
+    "memory" or "time") is that of `enable`: what plans must make better; `sums` ("exact" or "any order")
     is that of `enable`, too. With `strict`, compiling a program that still gathers a whole array to move it raises
     `StrictError`; with `max_bytes`, so does a program that needs more temporary memory on a device. Without `f`,
     the result is a decorator.
@@ -246,7 +246,7 @@ def _read_outcome(executable: Any, watched: list[Watched]) -> tuple[Decision, Pa
 class Compiled:
     """A compiled program; call it with the arguments that it was lowered for, without the static ones.
 
-    `executable` is JAX's own `jax.stages.Compiled`, `decision` says whether it runs our collectives and why, and
+    `executable` is JAX's own `jax.stages.Compiled`, `decision` says whether plans' collectives run and why, and
     `report` what was done with each of the program's reshards. What is not defined here is that of `executable`.
 
     >>> from reshard.jax import jit

@@ -60,7 +60,7 @@ class PassReport:
 
     @property
     def taken(self) -> tuple[Reshard, ...]:
-        """The reshards that run our collectives."""
+        """The reshards that run the collectives of plans."""
         return tuple(reshard for reshard in self.reshards if reshard.taken)
 
     @property
@@ -107,7 +107,7 @@ class ProgramFigures:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the program runs our collectives, "reshard", or is XLA's own, "plain", and why.
+    """Whether the program runs the collectives of plans, "reshard", or is XLA's own, "plain", and why.
 
     `ours` has the figures of the compiled program, `plain` those of the module before the pass, whose memory nobody
     measured. Figures are None where there is no other program: there is nothing to replace or, with `failed`, the pass

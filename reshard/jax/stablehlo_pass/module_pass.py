@@ -1,4 +1,4 @@
-"""The compiler pass over a whole program: Shardy's propagation, then our collectives in place of its reshards.
+"""The compiler pass over a whole program: Shardy's propagation, then the collectives of plans in place of its reshards.
 
     explicit_reshards   makes every reshard of the module an operation
     _planned            plans each, or says why it is left to XLA

@@ -1,4 +1,4 @@
-"""Replaces the reshards of a module: by our collectives, by constraints, or by nothing, so that XLA can import it.
+"""Replaces the reshards of a module: by plans' collectives, by constraints, or by nothing, so that XLA can import it.
 
 Each reshard that `explicit_reshards` inserted has one of three outcomes:
 

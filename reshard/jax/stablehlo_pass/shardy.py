@@ -36,7 +36,7 @@ _COLLECTIVES = ("all_gather", "all_slice", "all_to_all", "collective_permute", "
 def read_meshes(module: Module) -> dict[str, Mesh]:
     """The meshes of a module by symbol, without those of one device or no axes, which split nothing.
 
-    Raises `MeshError` for axis names that our notation does not allow.
+    Raises `MeshError` for axis names that the language does not allow.
     """
     result: dict[str, Mesh] = {}
     for op in module.body.operations:
@@ -75,7 +75,7 @@ def mesh_symbol(sharding: Attribute | None) -> str:
 def read_value_layout(value: Value, sharding: Attribute | None, known: Mapping[str, Mesh], mesh: Mesh) -> Layout:
     """The layout of a value with this sharding; without one, or on a mesh that splits nothing, replicated on `mesh`.
 
-    Raises `ReshardError` if our notation cannot express the layout, for example of a quantized dtype.
+    Raises `ReshardError` if the language cannot express the layout, for example of a quantized dtype.
     """
     tensor = ir.RankedTensorType(value.type)
     own = known.get(mesh_symbol(sharding))

@@ -1,4 +1,4 @@
-"""`enable`, `disable` and `enabled`: our pass in XLA, for every program that this process compiles.
+"""`enable`, `disable` and `enabled`: the pass inside XLA, for every program that this process compiles.
 
 XLA calls the pass with each module after SPMD partitioning, and compiles what it returns. Nothing
 else about `jax.jit` changes: one compilation, its own dispatch. Whether the pass is on is part of the key of jax's own
