@@ -1,7 +1,7 @@
 # make help says what there is. Everything is installed in .venv (and .venv-openmpi), nothing outside.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-openmpi sweep lint ruff types fast-tests all-tests notebooks docs playground dist bench clean
+.PHONY: help demo check test test-openmpi sweep lint ruff types fast-tests all-tests notebooks docs dist bench clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -56,8 +56,7 @@ help:
 	@echo "make test-openmpi the tests of MPI with Open MPI: .venv has MPICH"
 	@echo "make sweep        the sweeps of which make test runs samples: hours"
 	@echo "make notebooks    run the notebooks, and store what they show"
-	@echo "make docs         build the site in site/, from docs and the notebooks"
-	@echo "make playground   add to the site in site/ the page that plans in a browser; needs npm"
+	@echo "make docs         build the site in site/, and read every page of it in a browser; npm brings what that needs"
 	@echo "make dist         the wheel and the source archive in dist/"
 	@echo "make bench        how long planning takes; AGAINST=main~5 compares with that commit"
 	@echo "make clean        remove the virtual environments and caches"
@@ -109,17 +108,17 @@ test-openmpi: .venv-openmpi/.stamp
 notebooks: .venv/.stamp
 	@.venv/bin/python notebooks/execute.py
 
+# Without npm the site has all but the playground's Python, and nobody reads it.
 docs: .venv/.stamp
+	@command -v npm >/dev/null || echo "no npm is on this machine: the playground lacks Pyodide, and no page is read in a browser"
+	@! command -v npm >/dev/null || $(MAKE) --no-print-directory .venv/node/.stamp
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
-	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory playground; \
-	else echo "no npm is on this machine: site/playground lacks Pyodide, and says so"; fi
+	@! command -v npm >/dev/null || node docs/crawl.mjs site
 
-# Pyodide, and what its test drives a browser with.
+# Pyodide for the playground; what reads the site: a browser (one of the machine is taken first), and what it is driven by.
+NODE_PACKAGES = pyodide@314.0.7 playwright-core@1 @sparticuz/chromium axe-core@4 lighthouse@12
 .venv/node/.stamp: .venv/.stamp
-	@npm install --silent --no-fund --no-audit --prefix .venv/node pyodide@314.0.7 playwright-core@1 && touch $@
-
-playground: .venv/node/.stamp
-	@.venv/bin/python docs/playground.py site/playground .venv/node/node_modules/pyodide
+	@npm install --silent --no-fund --no-audit --prefix .venv/node $(NODE_PACKAGES) && touch $@
 
 dist: .venv/.stamp
 	@rm -rf dist

@@ -1,21 +1,19 @@
-"""The playground: one static page that plans in the browser, by Pyodide and this package.
+"""The playground: a page of the site that plans in the browser, by Pyodide and this package.
 
-    python docs/playground.py site/playground .venv/node/node_modules/pyodide
-
-writes the page, its worker, the package as an archive, and the files of Pyodide. Nothing is loaded from elsewhere.
+`write_files` has the page with its worker, script and style; `add_python` puts beside them the package as an archive,
+and the files of Pyodide. Nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 import zipfile
 from html import escape
 from pathlib import Path
 
 from reshard.draw.plan_page import STYLE as PICTURES
-from reshard.show.html import write_document
+from reshard.show.html import DARK, LIGHT, SHEET
 from reshard.synth.network import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +60,7 @@ onmessage = async ({ data }) => {
 
 SCRIPT = """\
 const EXAMPLES = %s, PATIENCE = 20000;
-const form = document.querySelector("form"), status = document.querySelector("#status");
+const form = document.querySelector("#playground form"), status = document.querySelector("#status");
 const output = document.querySelector("#output"), problem = document.querySelector("#problem");
 let worker, busy = false, next = null, clock;
 
@@ -147,7 +145,6 @@ read();
 """
 
 STYLE = """
-main { max-width: 76rem; }
 form { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); gap: .7rem .9rem;
   background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 1rem; }
 label { display: block; font-size: .86rem; color: var(--faint); }
@@ -177,14 +174,22 @@ def _field(name: str, words: str, more: str = "", wide: bool = False) -> str:
     )
 
 
-def page() -> str:
-    """The page."""
+def write_files() -> dict[str, str]:
+    """The page, and what it loads but Python, by their paths on the site; and the palette of all pages."""
     options = "".join(f"<option>{escape(name)}</option>" for name in EXAMPLES)
     networks = "".join(f"<option>{escape(name)}</option>" for name in PRESETS)
-    body = f"""
-<h1>reshard: the playground</h1>
-<p>The cheapest move of an array from one sharded layout to another, planned in this browser as you type. Nothing
-leaves it. <a href="../language/">The language</a> and <a href="../glossary/">the words</a>.</p>
+    page = f"""---
+title: Playground
+hide: [navigation, toc]
+---
+
+# Playground
+
+The cheapest move of an array from one sharded layout to another, planned in this browser as you type. Nothing leaves
+it. [The cheat sheet](reference/cheat-sheet.md) has the notation, [the glossary](reference/glossary.md) the words.
+
+<link rel="stylesheet" href="playground.css">
+<div id="playground">
 <form aria-label="what to plan">
 <label>an example<select name="example"><option value="">-</option>{options}</select></label>
 {_field("mesh", "mesh: axes and their sizes", ' placeholder="x=4,y=2"')}
@@ -211,22 +216,24 @@ leaves it. <a href="../language/">The language</a> and <a href="../glossary/">th
 <h2>In a shell</h2><pre><code id="command"></code></pre>
 </div>
 <noscript><p>The playground needs JavaScript: it runs Python in the browser.</p></noscript>
+</div>
+<script type="module" src="playground.js"></script>
 """
-    examples = json.dumps(EXAMPLES).replace("</", "<\\/")
-    return write_document("reshard: the playground", body, PICTURES + STYLE, SCRIPT % examples)
+    examples = json.dumps(EXAMPLES)
+    return {
+        "playground.md": page,
+        "playground/playground.js": SCRIPT % examples,
+        "playground/playground.css": f"#playground {{ {SHEET} {PICTURES} {STYLE} }}\n",
+        "playground/worker.js": WORKER,
+        "palette.css": f"[data-md-color-scheme=default] {{ {LIGHT} }}\n[data-md-color-scheme=slate] {{ {DARK} }}\n",
+    }
 
 
-def build(folder: Path, pyodide: Path) -> None:
-    """Writes the playground into a folder."""
+def add_python(folder: Path, pyodide: Path) -> None:
+    """Adds what the page's worker loads to its folder."""
     (folder / "pyodide").mkdir(parents=True, exist_ok=True)
-    (folder / "index.html").write_text(page(), encoding="utf-8")
-    (folder / "worker.js").write_text(WORKER, encoding="utf-8")
     for name in PYODIDE:
         shutil.copy(pyodide / name, folder / "pyodide" / name)
     with zipfile.ZipFile(folder / "reshard.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted((ROOT / "reshard").rglob("*.py")):
             archive.write(path, path.relative_to(ROOT))
-
-
-if __name__ == "__main__":
-    build(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,8 +1,13 @@
-// Uses the playground in headless Chromium, by the keyboard alone: node tests/playground.mjs ADDRESS CHROMIUM PLAYWRIGHT [FOLDER]
-// Prints one line of JSON for each check; with a folder, also saves a picture of each width and colour scheme there.
-const [address, executablePath, playwright, folder] = process.argv.slice(2);
-const { chromium } = await import(playwright);
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+// Uses the playground in headless Chromium, by the keyboard alone: node tests/playground.mjs SITE
+// Prints one line of JSON for each check.
+import { serve, startBrowser } from "../docs/browser.mjs";
+const [browser, missing] = await startBrowser();
+if (!browser) {
+  console.log(`no browser starts here: ${missing}`);
+  process.exit(0);
+}
+const [server, site] = await serve(process.argv[2]);
+const address = site + "playground/";
 const say = (check, value) => console.log(JSON.stringify({ check, value }));
 const errors = [];
 
@@ -10,7 +15,7 @@ async function open(hash) {
   const context = await browser.newContext({ viewport: { width: 1400, height: 900 }, colorScheme: "light" });
   const page = await context.newPage();
   page.on("pageerror", error => errors.push(String(error)));
-  page.on("request", request => { if (!request.url().startsWith(address)) errors.push("loads " + request.url()); });
+  page.on("request", request => { if (!request.url().startsWith(site)) errors.push("loads " + request.url()); });
   await page.goto(address + hash);
   await page.waitForFunction(() => document.querySelector("#status").textContent === "up to date", null, { timeout: 90000 });
   return page;
@@ -23,9 +28,10 @@ async function settled(page, words) {
 let page = await open("");
 say("first", (await text(page, "sums")).includes("1792 B"));
 
-// By the keyboard alone: the first Tab stops reach every control in order.
+// By the keyboard alone: Tab stops reach every control in order.
 const names = [];
-await page.focus("body");
+await page.focus("[name=example]");
+await page.keyboard.press("Shift+Tab");
 for (let at = 0; at < 14; at++) {
   await page.keyboard.press("Tab");
   names.push(await page.evaluate(() => document.activeElement.name || document.activeElement.id || document.activeElement.tagName));
@@ -53,7 +59,7 @@ for (const width of [400, 1400]) for (const colorScheme of ["light", "dark"]) {
   await page.setViewportSize({ width, height: 900 });
   await page.emulateMedia({ colorScheme });
   say("overflow", await page.evaluate(() => document.documentElement.scrollWidth - innerWidth));
-  if (folder) await page.screenshot({ path: `${folder}/playground-${width}-${colorScheme}.png`, fullPage: true });
 }
 say("errors", errors);
 await browser.close();
+server.close();

@@ -21,7 +21,7 @@ CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 def referenced(page: str) -> set[str]:
     """The names that a page of the reference has."""
-    text = (ROOT / "docs" / "reference" / "api" / f"{page}.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
     return set(re.findall(r"^::: [\w.]*\.(\w+)$", text, re.MULTILINE))
 
 
@@ -38,7 +38,7 @@ PACKAGES = {"reshard": reshard, "jax": reshard.jax, "mpi": reshard.mpi}
 @pytest.mark.parametrize(("page", "package"), PACKAGES.items(), ids=PACKAGES)
 def test_every_public_name_is_in_the_reference(page: str, package: object):
     assert len(listed(package)) > 5
-    assert referenced(page) == listed(package)
+    assert referenced(f"api/{page}") == listed(package)
 
 
 def test_every_error_is_in_the_reference():
@@ -50,16 +50,36 @@ def test_every_error_is_in_the_reference():
 
 def test_every_page_and_notebook_is_in_the_navigation():
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    notebooks = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert set(re.findall(r": ([\w/-]+\.(?:md|ipynb))$", CONFIG, re.MULTILINE)) == pages | notebooks
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    listed = re.findall(r": ([\w/-]+\.md)$", CONFIG, re.MULTILINE)
+    assert sorted(listed) == sorted(pages | notebooks | {"changelog.md", "playground.md"})
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it, without Pyodide."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "RESHARD_NODE_MODULES": "none"}
+    built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
 
 
 @pytest.mark.slow
-def test_it_builds_without_a_warning(tmp_path: Path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
-    built = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    example = (tmp_path / "site" / "reference" / "api" / "reshard" / "index.html").read_text(encoding="utf-8")
-    assert "reshard.plan_tree" in example and "<blockquote>" not in example
+def test_every_entry_of_the_reference_is_what_it_is_in_python(site: Path):
+    for page in (*(f"api/{name}" for name in (*PACKAGES, "files", "names")), "errors"):
+        text = (site / "reference" / page / "index.html").read_text(encoding="utf-8")
+        entries = re.findall(r'doc doc-object doc-(\w+)">\s*<h2 id="[\w.]*\.(\w+)"', text)
+        assert {name for _, name in entries} == referenced(page)
+        assert "module" not in {kind for kind, _ in entries}
+        assert all(f'<a href="#{name}' in text for name in re.findall(r'<h2 id="([\w.]+)"', text))
+        assert "<blockquote>" not in text  # An example whose prompt was read as one.
+
+
+@pytest.mark.slow
+def test_notebooks_and_the_changelog_are_pages_whose_links_lead_to_pages(site: Path):
+    first = (site / "notebooks" / "01_query_plans" / "index.html").read_text(encoding="utf-8")
+    assert 'href="../../reference/language/"' in first and first.count('src="../01_query_plans_output') > 2
+    assert 'href="../reference/language/"' in (site / "changelog" / "index.html").read_text(encoding="utf-8")
+    assert not [path for path in site.rglob("*") if path.suffix in (".ipynb", ".md", ".py", ".pyc")]

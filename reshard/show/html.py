@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-_STYLE = """
-:root { color-scheme: light dark; --back: #fbfbfa; --card: #fff; --text: #1c1e21; --faint: #62676d; --line: #e2e4e6;
-  --bad: #c0362c; --good: #1f7a4d; --mark: #2563a8; --track: #eef0f1; }
-@media (prefers-color-scheme: dark) { :root { --back: #15171a; --card: #1d2024; --text: #e6e8ea; --faint: #9aa1a8;
-  --line: #31363b; --bad: #f08a80; --good: #6fce9f; --mark: #82b4ea; --track: #2a2e33; } }
+LIGHT = """--back: #fbfbfa; --card: #fff; --text: #1c1e21; --faint: #62676d; --line: #e2e4e6;
+  --bad: #c0362c; --good: #1f7a4d; --mark: #2563a8; --track: #eef0f1;"""
+DARK = """--back: #15171a; --card: #1d2024; --text: #e6e8ea; --faint: #9aa1a8; --line: #31363b;
+  --bad: #f08a80; --good: #6fce9f; --mark: #82b4ea; --track: #2a2e33;"""
+"""What each colour of a page means, on a light and on a dark one: paper and words, "bad" for errors and what is lost,
+"good" for bounds that are met, "mark" for what can be pressed or is pointed at. The site and the playground have them
+from here; those of devices and of memory are in `draw/scene.py`.
+"""
+
+_ROOT = f"""
+:root {{ color-scheme: light dark; {LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
+"""
+
+SHEET = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 60rem; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
@@ -87,7 +97,7 @@ def write_document(title: str, body: str, style: str = "", script: str = "") -> 
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}{style}</style></head>"
+        f"<title>{escape(title)}</title><style>{_ROOT}{SHEET}{style}</style></head>"
         f"<body><main>{body}</main>{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )
 

@@ -41,7 +41,7 @@ def test_a_mistake_is_a_message(fields: dict[str, str], words: str):
 
 
 def test_the_page_has_a_control_for_every_field():
-    page = PAGE["page"]()
+    page = PAGE["write_files"]()["playground.md"]
     assert all(page.count(f'name="{name}"') == 1 for name in FIELDS)
     assert "https://" not in page
 
