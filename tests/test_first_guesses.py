@@ -225,7 +225,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # words with spaces between them, as a
     f"verify --mesh x=4 {PAIR}": ("'verify'", "prove"),
     "doctor": ("FILE", "reshard doctor --help"),
     "doctor README.md": ("README.md is not a program", "give optimized HLO"),
-    "doctor .": ("cannot read .", "give optimized HLO"),
+    "doctor .": (". has no file *after_optimizations.txt", "give optimized HLO"),
     "pass README.md": ("README.md is not a program", "StableHLO"),
     "run none.py": ("-n", "reshard run --help"),
     "run -n 4": ("nothing to run", "give a script"),

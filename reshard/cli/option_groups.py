@@ -31,7 +31,7 @@ notations of a layout:
   Shardy   [{"y"}, {}, {"x"}]
   DTensor  [Shard(2), Shard(0)]  one per axis of --mesh
   HLO      {devices=[2,1,4]<=[4,2]T(1,0)}  has a mesh
-reshard's has shape and dtype, which serve for the other one too.
+The first has shape and dtype, which serve the other too.
 Give the rest a --mesh, --shape and --dtype.
 """
 
