@@ -116,7 +116,7 @@ PYTHON: dict[str, tuple[str, str]] = {
     "rs.mpi.redistribute(here, there, tile, comm)": ("an array of float32[4, 8]", "(tile, source, target, comm)"),
     "rs.mpi.redistribute(comm, tile, here, there)": ("not a communicator", "MPI.COMM_WORLD"),
     "rs.mpi.redistribute(tile, here, there, 4)": ("comm 4", "MPI.COMM_WORLD"),
-    "rs.mpi.redistribute(tile, 'f32[{x}4, 8]', there, comm)": ("'f32[{x}4, 8]'", "Layout.parse(text, mesh)"),
+    "rs.mpi.redistribute(tile, 'f32[{x}4, 8]', there, comm)": WORKS,
     "rs.mpi.redistribute(tile[:2], here, there, comm)": ("(2, 8)", "give this rank's tile"),
     "rs.mpi.redistribute(tile.astype('f8'), here, there, comm)": ("float64", "cast it first"),
     "rs.mpi.prepare(here, there)": ("'comm'", "prepare(source, target, comm"),

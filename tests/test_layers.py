@@ -42,6 +42,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 ALLOWED = {  # `draw` and HTML of plans and trees: a method of a plan is where users look for its picture
     ("plans.plan", "draw.pictures"),
     ("plans.plan", "draw.plan_page"),
+    ("types.layout", "runtime.numpy_tiles"),  # `tiles` and `assemble`: cutting an array is numpy's
 }
 STANDARD_LIBRARY_ONLY = {"errors", "types", "geometry", "plans"}
 JAX = {"lower.to_shard_map", "lower.to_stablehlo", "runtime.on_jax", "jax"}

@@ -70,12 +70,12 @@ def as_layout(
     if said is not None:
         return said
     if not _says_layout(thing):
-        advice = "give a Layout, text such as 'f32[{x}4, 8]', a NamedSharding or a PartitionSpec"
+        advice = "give one, text such as 'f32[{x}4, 8]', a NamedSharding or a PartitionSpec"
         if isinstance(thing, Mesh) or hasattr(thing, "axis_names"):
             advice = "a mesh goes in mesh="
         elif hasattr(thing, "__array__"):
             advice = "it has no sharding: give the layout that it has"
-        raise LayoutError(f"{quoted(thing)} is a {type(thing).__name__}, not a layout; {advice}")
+        raise LayoutError(f"{quoted(thing)} is a {type(thing).__name__}, not a Layout; {advice}")
     if hasattr(thing, "spec"):
         return Layout.from_jax(thing, shape, dtype)
     needed = (("mesh", mesh), ("shape", shape), ("dtype", dtype))

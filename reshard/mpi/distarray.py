@@ -29,10 +29,10 @@ from reshard.mpi.tile_checks import (
     check_out,
     check_root,
     element_dtype,
+    read_ends,
     relabelled,
     replicate_layout,
     true_part,
-    with_local_dim,
     with_ranks_as_ids,
 )
 from reshard.runtime.account import Account
@@ -332,8 +332,8 @@ class DistArray(NumpyMethods):
     ) -> DistArray:
         """The same array in another layout; the options are those of `reshard.mpi.redistribute`.
 
-        A number as `target` makes that dim local: its axes go to the last dim that is local so far, as between slabs
-        and pencils of an FFT, or to the last other dim if none is. `out` is an array of the target layout to write to;
+        A number as `target` makes that dim local, as between slabs and pencils of an FFT: the target is then
+        `layout.with_local(number)`. `out` is an array of the target layout to write to;
         it may be the array itself if that has the layout already.
         """
         plain = budget is network is None and donate is relabel is False
@@ -534,7 +534,7 @@ def _find_target(layout: Layout, target: Any, relabel: object) -> Layout | Excep
     """Where an array goes, or an error, which the ranks must agree on before it is raised."""
     try:
         is_dim = hasattr(target, "__index__") and type(target) not in (bool, np.bool_)
-        end = with_local_dim(layout, target) if is_dim else check_layout(target, "target")
+        end = layout.with_local(target) if is_dim else check_layout(read_ends(layout, target)[1], "target")
         return relabelled(layout, end) if checked_flag(relabel, "relabel") else end
     except Exception as error:
         return error

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from reshard.errors import PlanError, name_arguments
 from reshard.mpi.redistribution import MoveArguments
-from reshard.mpi.tile_checks import check_layout
+from reshard.mpi.tile_checks import check_layout, read_ends
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective
@@ -60,6 +60,7 @@ def prepare(
     [np.float64(1.0), np.float64(2.0)]
     """
 
+    source, target = read_ends(source, target)
     plain = budget is None and network is None
 
     def plan(team: Team) -> tuple[Request, TilePlan]:

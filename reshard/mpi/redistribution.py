@@ -32,6 +32,7 @@ from reshard.mpi.tile_checks import (
     check_tile,
     check_true_out,
     dtype_without_tile,
+    read_ends,
     relabelled,
     true_part,
 )
@@ -163,6 +164,7 @@ def redistribute(
 ) -> Array | Any:
     """This rank's tile of the target layout; every rank of `comm` calls it with its own tile of the source layout.
 
+    Source and target are layouts in any form that `reshard.as_layout` reads; what one leaves out, the other one says.
     The tile has the shape `source.tile_shape` or, without padding, `source.tile_shape_of(rank)`, in any strides. The
     result is `out`, which must not overlap the tile, or a new C-ordered array. If the layouts are equal, a C-ordered
     tile is returned unchanged.
@@ -224,6 +226,8 @@ def redistribute(
     >>> redistribute(np.zeros(rows.tile_shape), rows, columns, comm).shape == columns.tile_shape
     True
     """
+    if type(source) is not Layout or type(target) is not Layout:
+        source, target = read_ends(source, target)
     arguments = MoveArguments(
         tile, source, target, comm, limit, out, budget, network, donate, relabel, memory, cuda_aware, padded, version,
         verify, scale, have=have, have_layout=have_layout, changed=changed, have_version=have_version,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, SupportsIndex, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from reshard.errors import LayoutError, PlanError, TileError, quoted, shortened
+from reshard.errors import LayoutError, PlanError, ReshardError, TileError, quoted, shortened
+from reshard.geometry.detect import as_layout, as_layouts
 from reshard.geometry.overlap import piece, shared_elements
 from reshard.lower.to_mpi import devices_by_id, rank_of_devices, seat_of
 from reshard.mpi.sparse_rows import is_sparse
@@ -31,7 +31,8 @@ from reshard.runtime.on_mpi.gpu.cuda_arrays import is_on_gpu
 from reshard.runtime.on_mpi.run_plan import can_combine
 from reshard.runtime.on_mpi.window_tiles import absent_tile
 from reshard.types import Layout, Mesh, dtypes
-from reshard.types.whole import checked_flag, count_items
+from reshard.types.move import Move
+from reshard.types.whole import checked_flag, count_items, whole
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
 """The layout dtypes of 1, 2, 4, 8 and 16 bytes; they also stand for numpy dtypes of that size without a layout name.
@@ -244,22 +245,30 @@ def element_dtype(layout: Layout, dtype: DTypeLike | None) -> np.dtype[Any]:
     return element
 
 
-def _number_of(value: object) -> int | None:
-    """The value as an int, numpy's integers included; None if it is not a whole number."""
-    try:
-        return None if isinstance(value, bool | np.bool_) else operator.index(cast("Any", value))
-    except TypeError:
-        return None
-
-
 def check_layout(layout: object, what: str) -> Layout:
-    """The layout itself; raises `LayoutError` for anything else."""
-    if not isinstance(layout, Layout):
-        cure = "read one with Layout.parse(text, mesh)"
-        if hasattr(layout, "__array__"):
-            cure = "write redistribute(tile, source, target, comm), or DistArray(layout, tile, comm)"
-        raise LayoutError(f"the {what} {quoted(layout)} is a {type(layout).__name__}, not a Layout; {cure}")
-    return layout
+    """The layout that is given, in any form that says all of it; raises `LayoutError` for anything else."""
+    if isinstance(layout, Layout):
+        return layout
+    if not isinstance(layout, str) and hasattr(layout, "__array__") and not hasattr(layout, "sharding"):
+        raise LayoutError(
+            f"the {what} {quoted(layout)} is a {type(layout).__name__}, not a Layout; write redistribute(tile, source, "
+            f"target, comm), or DistArray(layout, tile, comm)"
+        )
+    try:
+        return as_layout(layout)
+    except ReshardError as error:
+        raise LayoutError(f"the {what} {error}") from None
+
+
+def read_ends(source: Any, target: Any) -> tuple[Any, Any]:
+    """Source and target as layouts, each with what the other one says of mesh, shape and dtype; what is no layout, or
+    a tree of them, as it is: the ranks agree on an error before one is raised.
+    """
+    if any(isinstance(end, Mapping | Move | None) for end in (source, target)):
+        return source, target
+    with suppress(ReshardError):
+        return as_layouts(source, target)
+    return source, target
 
 
 def check_options(
@@ -279,8 +288,7 @@ def check_options(
 
 def check_root(root: object, size: int) -> None:
     """Raises `PlanError` unless `root` is a rank of a communicator of `size`, or None."""
-    number = _number_of(root)
-    if root is not None and (number is None or not 0 <= number < size):
+    if root is not None and whole(root, 0, size - 1) is None:
         raise PlanError(
             f"root {quoted(root)} is not a rank of a communicator of {size}; give 0 to {size - 1}, or None for all"
         )
@@ -330,35 +338,6 @@ def with_ranks_as_ids(layout: Layout, size: int) -> Layout:
     ranks = rank_of_devices((layout.mesh,), size)
     ids = [ranks[device] for device in layout.mesh.devices]
     return replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=ids))
-
-
-def with_local_dim(layout: Layout, dim: SupportsIndex) -> Layout:
-    """The layout with dim `dim` local: its axes go to the last dim that is local so far (slabs and pencils of an FFT).
-
-    If no dim is local, they go to the last other dim, after its own axes; a dim without others ends on every rank.
-
-    >>> from reshard.types import Mesh
-    >>> str(with_local_dim(Layout.parse("f32[{x}4, {y}8, 16]", Mesh(x=4, y=2)), 0))
-    'f32[16, {y}8, {x}4]'
-    >>> str(with_local_dim(Layout.parse("f32[{x}4, {y}8]", Mesh(x=4, y=2)), 0))
-    'f32[16, {y}{x}2]'
-    """
-    number = _number_of(dim)
-    if number is None or not -len(layout.shape) <= number < len(layout.shape):
-        raise LayoutError(f"dim {quoted(dim)} of {layout}, which has {len(layout.shape)} dims")
-    dim = number % len(layout.shape)
-    held = [[d.axis for d in of.digits if d.axis is not None] for of in layout.dims]
-    if not held[dim]:
-        return layout
-    others = [at for at in range(len(held)) if at != dim]
-    free = [at for at in others if not held[at]] or others
-    if free:
-        held[free[-1]] = [*held[free[-1]], *held[dim]]
-    held[dim] = []
-    tiled = Layout.tiled(layout.mesh, layout.shape, layout.dtype, held, layout.partial, layout.reduction)
-    # Other dims in pieces keep them: who owns what there is the caller's to say.
-    stay = [at for at in others if layout.dims[at].pieces is not None and at not in free[-1:]]
-    return replace(tiled, dims=tuple(layout.dims[at] if at in stay else dim for at, dim in enumerate(tiled.dims)))
 
 
 def relabelled(source: Layout, target: Layout) -> Layout:

@@ -6,13 +6,18 @@ import importlib
 import itertools
 from collections.abc import Mapping, Sequence, Sized
 from contextlib import suppress
+from functools import reduce
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import ReshardError, TileError, quoted
+from reshard.geometry.holders import Tile, tile_of
+from reshard.geometry.overlap import piece
+from reshard.types.dims import Dim
 from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 from reshard.types.reductions import UFUNCS, identity
 from reshard.types.whole import count_items
 
@@ -166,3 +171,80 @@ def checked_tiles(devices: Sequence[int], shape: tuple[int, ...], dtype: str, ti
         if tile.dtype.name != dtype:
             raise TileError(f"device {device}'s tile is {tile.dtype.name}, the source is {dtype}; cast it first")
     return checked
+
+
+def index_dim(dim: Dim, mesh: Mesh, position: int) -> NDArray[np.int64]:
+    """The global index of every local index of a dim at a position of the mesh, without padding.
+
+    >>> mesh = Mesh(x=4, y=2)
+    >>> index_dim(Layout.parse("f32[2{x}2/15]", mesh).dims[0], mesh, 7)
+    array([ 6,  7, 14])
+    """
+    if dim.pieces is None:
+        index = np.zeros(1, np.int64)
+        for radix, axis in dim.digits:
+            values = np.arange(radix) if axis is None else mesh.coordinate(position, axis)
+            index = (index[:, np.newaxis] * radix + values).reshape(-1)
+        return index[index < dim.size]
+    # A graph's rows by owner may be millions of runs, too many for a loop.
+    mine = np.flatnonzero(np.asarray(dim.pieces.numbers) == piece(dim, mesh, position))
+    starts, lengths = (np.asarray(table)[mine] for table in (dim.pieces.starts, dim.pieces.lengths))
+    index: NDArray[np.int64] = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+    return index + np.arange(index.size)
+
+
+def _locate_tile(layout: Layout, device: int) -> tuple[Any, ...]:
+    """Where the elements of a device's tile are in the array: an index for numpy, of slices where that will do."""
+    indices = [index_dim(dim, layout.mesh, layout.mesh.position(device)) for dim in layout.dims]
+    if all(len(index) and index[-1] - index[0] == len(index) - 1 for index in indices):
+        return tuple(slice(index[0], index[-1] + 1) for index in indices)
+    return np.ix_(*indices)
+
+
+def cut_array(layout: Layout, array: Any, padded: bool = True) -> dict[int, Array]:
+    """`Layout.tiles`."""
+    whole = _check_array(array, layout.shape, layout.dtype, "the array")
+    tiles: dict[int, Array] = {}
+    for device in layout.mesh.devices:
+        given = whole[_locate_tile(layout, device)]
+        summand = layout.mesh.coordinates(layout.mesh.position(device), layout.partial)
+        if any(summand) and layout.reduction in ("sum", "product"):
+            given = identities(layout.reduction, given.shape, whole.dtype)
+        tile = np.zeros(layout.tile_shape if padded else given.shape, whole.dtype)
+        tile[tuple(map(slice, given.shape))] = given
+        tiles[device] = tile
+    return tiles
+
+
+def assemble_array(layout: Layout, tiles: object) -> Array:
+    """`Layout.assemble`."""
+    shapes = {device: (layout.tile_shape, layout.tile_shape_of(device)) for device in layout.mesh.devices}
+    summands: dict[tuple[int, ...], Array] = {}
+    first: dict[Tile, int] = {}
+    for device, given in tile_per_device(shapes, tiles).items():
+        shape = layout.tile_shape if given.shape == layout.tile_shape else layout.tile_shape_of(device)
+        tile = without_padding(layout, device, _check_array(given, shape, layout.dtype, f"device {device}'s tile"))
+        held, at = tile_of(layout, device), _locate_tile(layout, device)
+        total = summands.setdefault(held[len(layout.dims) :], np.zeros(layout.shape, tile.dtype))
+        if (holder := first.setdefault(held, device)) == device:
+            total[at] = tile
+        elif not np.all((total[at] == tile) | ((tile != tile) & (total[at] != total[at]))):
+            raise TileError(
+                f"devices {holder} and {device} both hold tile {held} of {layout}, and their elements differ; give "
+                f"tiles of which copies are equal"
+            )
+    combined = reduce(ufunc(layout.reduction or "sum"), summands.values())
+    if layout.reduction == "mean":
+        combined = np.asarray(combined / len(summands)).astype(combined.dtype)
+    return combined
+
+
+def _check_array(given: Any, shape: tuple[int, ...], dtype: str, what: str) -> Array:
+    """The array in the machine's byte order; raises `TileError` for another shape or dtype."""
+    try:
+        array = in_native_order(without_mask(given))
+    except Exception as error:  # What converts itself to an array is the caller's code.
+        raise TileError(f"{what} is a {type(given).__name__} that numpy cannot take ({error}); give an array") from None
+    if array.shape != shape or array.dtype.name != dtype:
+        raise TileError(f"{what} is {array.dtype.name}{[*array.shape]}; give {dtype}{[*shape]}, as the layout has it")
+    return array

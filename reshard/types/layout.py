@@ -10,8 +10,9 @@ import math
 import operator
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from reshard.errors import LayoutError, MeshError, about_sharding, name_arguments, quoted
@@ -509,6 +510,66 @@ class Layout:
         """The sub-axes that hold digits, dim by dim, major to minor."""
         return tuple(d.axis for dim in self.dims for d in dim.digits if d.axis is not None)
 
+    def tiles(self, array: Any, *, padded: bool = True) -> dict[int, Any]:
+        """A whole array cut into this layout's tiles: a numpy array for each device id, padded with zeros or not.
+
+        Of a sum or a product, the first summand is the array and the others change nothing; of a mean, a max or a min,
+        each summand is the array. Raises `TileError` for an array of another shape or dtype.
+
+        >>> import numpy as np
+        >>> Layout.parse("int64[{x}3/5]", Mesh(x=2)).tiles(np.arange(5))
+        {0: array([0, 1, 2]), 1: array([3, 4, 0])}
+        """
+        return import_module("reshard.runtime.numpy_tiles").cut_array(self, array, padded)
+
+    def assemble(self, tiles: Mapping[int, Any]) -> Any:
+        """The whole array of which these are the tiles, with or without padding, by device id; summands are combined.
+
+        Raises `TileError` for tiles that are missing or do not fit, and for copies of a tile that differ.
+
+        >>> import numpy as np
+        >>> layout = Layout.parse("int64[{x}3/5]", Mesh(x=2))
+        >>> layout.assemble({0: np.array([0, 1, 2]), 1: np.array([3, 4])})
+        array([0, 1, 2, 3, 4])
+        """
+        return import_module("reshard.runtime.numpy_tiles").assemble_array(self, tiles)
+
+    def with_local(self, dim: int, to: int | None = None) -> Layout:
+        """This layout with a dim whole on every device: the axes that hold it hold more of dim `to`, after its own.
+
+        By default `to` is the dim whose tiles stay even, then one that no axis holds, then the last one: slabs and
+        pencils of an FFT. A dim in pieces that takes axes has even tiles then.
+
+        >>> mesh = Mesh(x=4, y=2)
+        >>> str(Layout.parse("f32[{x}4, {y}8, 16]", mesh).with_local(0))
+        'f32[16, {y}8, {x}4]'
+        >>> str(Layout.parse("f32[{x}4, {y}8, 16]", mesh).with_local(0, to=1))
+        'f32[16, {y}{x}2, 16]'
+        """
+        rank = len(self.dims)
+        numbers = [whole(each, -rank, rank - 1) for each in (dim, dim if to is None else to)]
+        at, chosen = (0 if number is None else number % rank for number in numbers)
+        if None in numbers or (to is not None and at == chosen):
+            shown = quoted(dim) if to is None else f"{quoted(dim)} to {quoted(to)}"
+            raise LayoutError(f"dim {shown} of {self}: give the numbers of two of its {rank} dims")
+        axes = [d.axis for d in self.dims[at].digits if d.axis is not None]
+        if not axes:
+            return self
+        # All even choices have one lower bound: a device keeps its share of the tile that it has.
+        moved = {number: _hold_more(self.dims[number], axes) for number in range(rank) if number != at}
+        if to is None and moved:
+
+            def rate(number: int) -> tuple[bool, bool, int]:
+                free = all(digit.axis is None for digit in self.dims[number].digits)
+                return moved[number].padded == moved[number].size, free, number
+
+            chosen = max(moved, key=rate)
+        dims = list(self.dims)
+        dims[at] = Dim((Digit(dims[at].size, None),), dims[at].size)
+        if moved:
+            dims[chosen] = moved[chosen]
+        return replace(self, dims=tuple(dims))
+
     def partial_as(self, other: Layout) -> bool:
         """Whether both are partial along the same sub-axes by the same operation, or neither is."""
         if not isinstance(other, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -588,6 +649,18 @@ def lay_nonzeros(rows: Layout, pieces: Pieces, dtype: object = None) -> Layout:
     held = [digit for digit in rows.dims[0].digits if digit.axis is not None]
     dim = Dim((*held, Digit(pieces.largest, None)), pieces.size, pieces)
     return Layout(rows.mesh, (dim,), dtypes.canonical(rows.dtype if dtype is None else dtype))
+
+
+def _hold_more(dim: Dim, axes: Sequence[SubAxis]) -> Dim:
+    """The dim of which these axes hold more, after those that hold it: of its tiles if they divide, else of it all."""
+    more = [Digit(axis.size, axis) for axis in axes]
+    parts = math.prod(axis.size for axis in axes)
+    held = max((number for number, digit in enumerate(dim.digits, 1) if digit.axis is not None), default=0)
+    inner = math.prod(digit.radix for digit in dim.digits[held:])
+    if dim.pieces is None and dim.padded == dim.size and inner % parts == 0:
+        return Dim((*dim.digits[:held], *more, Digit(inner // parts, None)), dim.size)
+    own = [digit for digit in dim.digits if digit.axis is not None]
+    return Dim((*own, *more, Digit(-(-dim.size // (parts * math.prod(d.radix for d in own))), None)), dim.size)
 
 
 def refuse_pieces(layout: Layout, what: str) -> None:

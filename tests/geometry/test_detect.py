@@ -352,11 +352,11 @@ def test_a_mesh_is_for_what_has_no_devices_of_its_own():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: as_layout(7), LayoutError, "7 is a int, not a layout; give a Layout, text"),
+        (lambda: as_layout(7), LayoutError, "7 is a int, not a Layout; give one, text"),
         (lambda: as_layout(MESH), LayoutError, "a mesh goes in mesh="),
         (lambda: as_layout(np.zeros(4)), LayoutError, "give the layout that it has"),
         (lambda: as_layout(PartitionSpec("x")), NotationError, "without mesh and shape and dtype"),
-        (lambda: as_layout(["x", 3], MESH, (4,), "f32"), LayoutError, "not a layout"),
+        (lambda: as_layout(["x", 3], MESH, (4,), "f32"), LayoutError, "not a Layout"),
         (lambda: as_layout("P('x')", {"x": 0}, (4,), "f32"), MeshError, "axis 'x' has size 0"),
         (lambda: as_layouts("P('x')", "P()"), NotationError, "without shape and dtype"),
     ],

@@ -124,7 +124,7 @@ def test_a_handle_moves_and_names_its_ends():
 
 def test_wrong_arguments():
     with pytest.raises(LayoutError):
-        prepare("f64[4]", WHOLE, MPI.COMM_SELF)  # type: ignore[arg-type]
+        prepare("rows", WHOLE, MPI.COMM_SELF)
     with pytest.raises(PlanError, match="budget"):
         prepare(ROWS, WHOLE, MPI.COMM_SELF, budget="much")
     for limit in ("soon", 0, -1.0, float("nan"), True):
@@ -132,6 +132,12 @@ def test_wrong_arguments():
             prepare(ROWS, WHOLE, MPI.COMM_SELF, limit=limit)  # type: ignore[arg-type]
     with pytest.raises(TileError, match="shape"):
         prepare(ROWS, WHOLE, MPI.COMM_SELF).start(TILE_HANDLES.T).wait()
+
+
+def test_ends_that_are_text_take_what_they_lack_from_the_other_one():
+    for source, target in ((str(ROWS), WHOLE), (ROWS, str(WHOLE)), (ROWS, [None] * len(ROWS.shape))):
+        assert np.array_equal(prepare(source, target, MPI.COMM_SELF)(TILE_HANDLES), TILE_HANDLES)
+        assert np.array_equal(redistribute(TILE_HANDLES, source, target, MPI.COMM_SELF), TILE_HANDLES)
 
 
 def test_a_handle_ends_with_its_communicator():

@@ -119,34 +119,6 @@ def test_the_dtype_of_a_layout_without_one_given() -> None:
     assert tiles.element_dtype(Layout.parse("bf16[4]", Mesh()), None).name == "bfloat16"
 
 
-@pytest.mark.parametrize(
-    ("before", "dim", "after"),
-    [
-        ("f32[{x}4, {y}8, 16]", 0, "f32[16, {y}8, {x}4]"),
-        ("f32[{x}4, {y}8, 16]", 1, "f32[{x}4, 16, {y}8]"),
-        ("f32[{x}4, {y}8, 16]", 2, "f32[{x}4, {y}8, 16]"),
-        ("f32[{x}4, {y}8, 16]", -3, "f32[16, {y}8, {x}4]"),
-        ("f32[{x}{y}2, 16, 3]", 0, "f32[16, 16, {x}{y}1/3]"),
-        ("f32[{x}4, 5, 6, 7]", 0, "f32[16, 5, 6, {x}2/7]"),
-        # Without a local dim, the axes join another one.
-        ("f32[{x}4, {y}8]", 0, "f32[16, {y}{x}2]"),
-        ("f32[{x}4, {y}8]", 1, "f32[{x}{y}2, 16]"),
-        ("f32[{x}3/10]", 0, "f32[10]"),
-        ("f32[{x}4] + sum{y}", 0, "f32[16] + sum{y}"),
-    ],
-)
-def test_a_dim_made_local(before: str, dim: int, after: str) -> None:
-    mesh = Mesh(x=4, y=2)
-    assert tiles.with_local_dim(Layout.parse(before, mesh), dim) == Layout.parse(after, mesh)
-
-
-def test_dims_that_cannot_be_made_local() -> None:
-    full = Layout.parse("f32[{x}4, {y}8]", Mesh(x=4, y=2))
-    for dim in (2, -3):
-        with pytest.raises(LayoutError, match=rf"dim {dim} of .* which has 2 dims"):
-            tiles.with_local_dim(full, dim)
-
-
 # ---- Relabelling: the elements that stay are counted as the meaning says, and no assignment of tiles keeps more
 
 

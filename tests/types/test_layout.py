@@ -5,16 +5,20 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, TileError
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.types import dtypes
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.reductions import has_reduction
 from tests.layouts import MESHES, layouts, random_layout
+from tests.oracle import PADDING, tiles_of
 
 MESH = Mesh(x=4, y=2)
 ALL_DTYPES = sorted({dtypes.canonical(name) for name in dtypes._ALIASES})
@@ -159,3 +163,94 @@ def test_tiled_has_a_sum_unless_another_reduction_is_given():
 def test_arguments_of_the_wrong_kind_are_said(call, given: str):
     with pytest.raises(LayoutError, match=given):
         call(Layout.parse("f32[{x}4]", Mesh(x=2)))
+
+
+# ---- whole arrays, cut and put together
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts("int64"))
+def test_tiles_are_what_the_meaning_says_and_assemble_to_the_array(layout: Layout):
+    array = np.arange(prod(layout.shape)).reshape(layout.shape)
+    cut, wanted = layout.tiles(array), tiles_of(layout)
+    assert list(cut) == list(wanted)
+    for device, tile in cut.items():
+        assert np.array_equal(tile, np.where(wanted[device] == PADDING, 0, wanted[device]))
+        assert tile.flags.c_contiguous
+    without = layout.tiles(array, padded=False)
+    assert all(tile.shape == layout.tile_shape_of(device) for device, tile in without.items())
+    for tiles in (cut, without):
+        assert np.array_equal(layout.assemble(tiles), array)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32", "bfloat16", "bool"])
+@pytest.mark.parametrize("reduction", ["sum", "max", "min", "product", "mean"])
+def test_summands_combine_to_the_array(dtype: str, reduction: str):
+    if not has_reduction(dtype, reduction):
+        return
+    layout = Layout.parse(f"{dtypes.short(dtype)}[{{y}}3/5, 2] + {reduction}{{x}}", MESH)
+    array = np.arange(-4, 6).reshape(5, 2).astype(numpy_dtype(dtype))
+    whole = layout.assemble(layout.tiles(array))
+    assert np.array_equal(whole, array) and whole.dtype == array.dtype
+    by_hand = {device: tile + np.ones((), tile.dtype) for device, tile in layout.tiles(array).items()}
+    # One more in each of the four summands: that many times one, or one more.
+    expected = {"sum": array + np.asarray(4, array.dtype), "max": array + np.ones((), array.dtype)}
+    if reduction in expected and dtype != "bool":
+        assert np.array_equal(layout.assemble(by_hand), expected[reduction])
+
+
+def test_pieces_and_runs_in_any_order_are_cut():
+    layout = Layout.parse("int64[{x}(2@1,3@0,1@1,2@3), {y}2]", MESH)
+    array = np.arange(32).reshape(8, 4)
+    assert layout.tiles(array, padded=False)[2].tolist() == [[0, 1], [4, 5], [20, 21]]
+    assert np.array_equal(layout.assemble(layout.tiles(array)), array)
+
+
+def test_copies_that_differ_and_tiles_that_do_not_fit_are_refused():
+    layout = Layout.parse("f32[{x}2]", MESH)
+    array = np.array([0, 1, np.nan, 3, 4, 5, 6, 7], "f4")
+    tiles = layout.tiles(array)
+    assert np.array_equal(layout.assemble(tiles), array, equal_nan=True)
+    with pytest.raises(TileError, match=r"devices 2 and 3 both hold tile \(1,\)"):
+        layout.assemble({**tiles, 3: tiles[3] + 1})
+    with pytest.raises(TileError, match=r"missing \[0, 1\]"):
+        layout.assemble({device: tiles[device] for device in range(2, 8)})
+    with pytest.raises(TileError, match=r"device 7's tile is float64\[2\]; give float32\[2\]"):
+        layout.assemble({**tiles, 7: tiles[7].astype("f8")})
+    for wrong in (array[:7], array.astype("f8"), "text", [[1], [2, 3]]):
+        with pytest.raises(TileError, match=r"give (float32\[8\]|an array)"):
+            layout.tiles(wrong)
+
+
+@pytest.mark.parametrize(
+    ("before", "dim", "after"),
+    [
+        ("f32[{x}4, {y}8, 16]", 0, "f32[16, {y}8, {x}4]"),
+        ("f32[{x}4, {y}8, 16]", 1, "f32[{x}4, 16, {y}8]"),
+        ("f32[{x}4, {y}8, 16]", 2, "f32[{x}4, {y}8, 16]"),
+        ("f32[{x}4, {y}8, 16]", -3, "f32[16, {y}8, {x}4]"),
+        ("f32[{x}{y}2, 16, 3]", 0, "f32[16, {x}{y}2, 3]"),
+        ("f32[{x}4, 5, 6, 7]", 0, "f32[16, 5, 6, {x}2/7]"),
+        ("f32[{x}4, 5, 8, 7]", 0, "f32[16, 5, {x}2, 7]"),
+        # Other dims stay as they are.
+        ("f32[{x}4, 2{y}4, 16]", 0, "f32[16, 2{y}4, {x}4]"),
+        # Without a local dim, the axes join another one.
+        ("f32[{x}4, {y}8]", 0, "f32[16, {y}{x}2]"),
+        ("f32[{x}4, 3{y}8]", 0, "f32[16, 3{y}{x}2]"),
+        ("f32[{x}4, {y}8]", 1, "f32[{x}{y}2, 16]"),
+        ("f32[{x}3/10]", 0, "f32[10]"),
+        ("f32[{x}(1,2,3,4), 8]", 0, "f32[10, {x}2]"),
+        ("f32[{y}2, {x}(1,2,3,2)]", 0, "f32[4, {x}{y}1]"),
+        ("f32[{x}4] + sum{y}", 0, "f32[16] + sum{y}"),
+    ],
+)
+def test_a_dim_made_local(before: str, dim: int, after: str):
+    assert Layout.parse(before, MESH).with_local(dim) == Layout.parse(after, MESH)
+
+
+def test_the_dim_that_takes_the_axes_may_be_given():
+    pencils = Layout.parse("f32[{x}4, {y}8, 16]", MESH)
+    assert str(pencils.with_local(0, 1)) == str(pencils.with_local(np.int64(-3), to=-2)) == "f32[16, {y}{x}2, 16]"
+    for dims in [(3,), (-4,), (0, 0), (0, 3), ("x",), (True,), (0, -3)]:
+        with pytest.raises(LayoutError, match="give the numbers of two of its 3 dims"):
+            pencils.with_local(*dims)

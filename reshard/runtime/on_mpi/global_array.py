@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from reshard.geometry.overlap import list_runs, piece, shares
 from reshard.lower.to_mpi import devices_by_id
-from reshard.runtime.numpy_tiles import without_padding
+from reshard.runtime.numpy_tiles import index_dim, without_padding
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Digit, Dim, Layout, Pieces
@@ -51,16 +51,7 @@ def global_indices(layout: Layout, dim: int, seat: int) -> NDArray[np.int64]:
     >>> global_indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 0, 2)
     array([6, 7])
     """
-    pieces = layout.dims[dim].pieces
-    if pieces is None:
-        ranges = index_ranges(replace(layout, dims=layout.dims[dim : dim + 1], partial=()), seat)[0]
-        return np.concatenate([np.arange(0), *(np.arange(run.start, run.stop) for run in ranges)])
-    # A graph's rows by owner may be millions of runs, too many for a loop.
-    number = piece(layout.dims[dim], layout.mesh, layout.mesh.position(devices_by_id(layout.mesh)[seat]))
-    mine = np.flatnonzero(np.asarray(pieces.numbers) == number)
-    starts, lengths = (np.asarray(table)[mine] for table in (pieces.starts, pieces.lengths))
-    index: NDArray[np.int64] = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-    return index + np.arange(index.size)
+    return index_dim(layout.dims[dim], layout.mesh, layout.mesh.position(devices_by_id(layout.mesh)[seat]))
 
 
 def order_by_owner(layout: Layout) -> tuple[Layout, list[tuple[int, NDArray[np.intp]]]]:
