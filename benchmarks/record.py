@@ -26,6 +26,7 @@ import platform
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from datetime import date
 from pathlib import Path
@@ -97,6 +98,8 @@ def list_records() -> str:
         table, _, rest = record["output"].strip("\n").partition("\n\n")
         if not table.startswith("|"):
             table, rest = "", record["output"].strip("\n")
+        # Lines that are wider than a page go on in the next one.
+        rest = "\n".join(textwrap.fill(line, 96, subsequent_indent=" " * 6) for line in rest.splitlines())
         parts += [
             f'<a id="{name}"></a>\n\n### {record["title"]}',
             record["question"],

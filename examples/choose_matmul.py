@@ -108,7 +108,7 @@ def multiply(shape: Shape) -> bool:
 def main() -> bool:
     right = True
     if comm.rank == 0:
-        print("m, n, k              devices  grid m x n x k    received B   over bound  best of all    tried  as numpy")
+        print("m, n, k             devices  grid m x n x k    received B  over bound  best     tried  as numpy")
     for shape, devices in itertools.product(OPTIONS.shapes, OPTIONS.devices):
         (cost, grid, moves), (best, tried) = choose(shape, devices), price_all(shape, devices)
         ran = devices != comm.size or comm.allreduce(multiply(tuple(size // 8 for size in shape)), MPI.LAND)
@@ -116,8 +116,8 @@ def main() -> bool:
         if comm.rank == 0:
             bound, received = bound_bytes(shape, devices), sum(rs.plan(*move).received_bytes for move in moves)
             kind, sides = ["", "1-D", "2-D", "2.5-D"][sum(size > 1 for size in grid)], " x ".join(map(str, grid))
-            print(f"{shape!s:21}{devices:7}  {kind:6}{sides:11}{received:11,}{received / bound:13.3f}", end="")
-            print(f"  {math.isclose(cost, best)!s:11}{tried:9,}{'' if devices != comm.size else f'  {ran}'}")
+            print(f"{shape!s:20}{devices:7}  {kind:6}{sides:11}{received:11,}{received / bound:12.3f}", end="")
+            print(f"  {math.isclose(cost, best)!s:6}{tried:8,}{'' if devices != comm.size else f'  {ran}'}")
     return right
 
 

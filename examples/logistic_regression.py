@@ -29,7 +29,8 @@ def fit(x: Any, y: Any, place: Callable[[np.ndarray], Any], whole: Callable[[Any
         chance = 1 / (1 + np.exp(-(x @ place(weights))))
         gradient = x.T @ (chance - y)
         hessian = x.T @ (x * (chance * (1 - chance)).reshape(-1, 1))
-        weights = weights - np.linalg.solve(whole(hessian) + penalty, whole(gradient) + PENALTY * weights)
+        step = np.linalg.solve(whole(hessian) + penalty, whole(gradient) + PENALTY * weights)
+        weights = weights - step
     return weights
 
 

@@ -82,7 +82,7 @@ def main() -> bool:
     some = M // (2 * mesh.axes["r"])  # The last ranks of a column have more rows than the first.
     pieces = [some] * (mesh.axes["r"] - 1) + [M - some * (mesh.axes["r"] - 1)]
     if comm.rank == 0:
-        print("rows of A       busiest rank: lacked B   received in panels   by a @ b   as numpy   time over pdgemm's")
+        print("rows of A       busiest rank: lacks B   in panels   by a @ b   as numpy   time over pdgemm's")
     for rows in (deal(M, "r"), f"{{r}}({','.join(map(str, pieces))})"):
         ends = place(rows, deal(K, "c")), place(deal(K, "r"), deal(N, "c")), place(rows, deal(N, "c"))
         # Every rank has the whole matrices here, and takes its tiles from them.
@@ -110,7 +110,7 @@ def main() -> bool:
         right = right and all(lacked == panels == whole and same for lacked, panels, whole, same in every)
         if comm.rank == 0:
             lacked, panels, whole, _ = max(every)
-            print(f"{rows:15}{lacked:23,}{panels:25,}{whole:11,}   {all(each[3] for each in every)!s:8}   {times}")
+            print(f"{rows:15}{lacked:22,}{panels:12,}{whole:11,}   {all(each[3] for each in every)!s:8}   {times}")
     return right
 
 

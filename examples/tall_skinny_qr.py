@@ -66,7 +66,7 @@ def main() -> bool:
     short = [3 * (rank % 2) for rank in range(comm.size - 1)] + [4000]  # Some have no rows, some less than a triangle.
     right = True
     if comm.rank == 0:
-        print("rows of each rank           moved B   needed B   busiest rank B   all rows to one rank B   as numpy")
+        print("rows of each rank           moved B   needed B   busiest rank B   all to one rank B   as numpy")
     for heights in ([4000] * comm.size, uneven, short):
         whole = rng.standard_normal((sum(heights), COLUMNS))
         first = sum(heights[: comm.rank])
@@ -81,7 +81,7 @@ def main() -> bool:
             needed = 2 * count_climbing(heights) * COLUMNS * 8  # Up as triangles, and down as rows of Q.
             gathered = (sum(heights) - heights[0]) * COLUMNS * 8
             shown = ", ".join(map(str, heights))
-            print(f"{shown:24}{sum(received):11,}{needed:11,}{max(received):17,}{gathered:25,}   {same}")
+            print(f"{shown:24}{sum(received):11,}{needed:11,}{max(received):17,}{gathered:20,}   {same}")
             right = right and same and sum(received) == needed
     return comm.bcast(right)
 
