@@ -5,6 +5,7 @@
     Move                source and target with a view between their indices, parts, and a cast
     plan, Plan, Step    the steps from one layout to another, with their bytes, launches and memory
     plan_tree, TreePlan the plans of many arrays as one, in few launches and within one budget
+    sweep, path         a table of plans of many pairs, meshes and networks; the cheapest way through alternatives
     Manifest, Update    names, shapes, layouts and versions that two sides compare before anything moves
     Network, Link       what bytes cost along each mesh axis
     from_xarray         the layout of an xarray.DataArray, by the names of its dims
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from reshard.synth import Network as Network
     from reshard.synth import plan as plan
     from reshard.synth import plan_tree as plan_tree
+    from reshard.synth.sweeps import path as path
+    from reshard.synth.sweeps import sweep as sweep
     from reshard.types.move import Move as Move
     from reshard.types.named_dims import from_jaxtyping as from_jaxtyping
     from reshard.types.named_dims import from_xarray as from_xarray
@@ -81,10 +84,12 @@ __all__ = [
     "errors",
     "from_jaxtyping",
     "from_xarray",
+    "path",
     "plan",
     "plan_tree",
     "prove",
     "simulate",
+    "sweep",
     "verify",
 ]
 
@@ -101,10 +106,12 @@ _HOMES = {
     "as_layout": "reshard.geometry.detect",
     "from_jaxtyping": "reshard.types.named_dims",
     "from_xarray": "reshard.types.named_dims",
+    "path": "reshard.synth.sweeps",
     "plan": "reshard.synth",
     "plan_tree": "reshard.synth",
     "prove": "reshard.proofs",
     "simulate": "reshard.runtime",
+    "sweep": "reshard.synth.sweeps",
     "verify": "reshard.proofs",
 }
 _PACKAGES = {"draw": "matplotlib", "files": None, "jax": "jax", "mpi": "mpi4py", "names": None}

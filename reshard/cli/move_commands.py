@@ -56,6 +56,9 @@ class PlanCommand(MoveOptions):
         metavar="FILE",
         help='plan each line of a file of JSON lines instead, e.g. {"name", "source", "target"}; - for stdin',
     )
+    csv: bool = argument(
+        "--csv", action="store_true", help="with --batch: a table of comma-separated values, with errors"
+    )
     tree: bool = argument("--tree", action="store_true", help="with --batch: one plan for all of them together")
     json: bool = argument("--json", action="store_true", help="print one JSON object instead of the table")
     html: str | None = argument("--html", metavar="FILE", help="write one self-contained page, with pictures, instead")
@@ -71,6 +74,8 @@ def run_plan_command(options: PlanCommand) -> int:
         return 0
     if options.source is None or options.target is None:
         raise ReshardError("give SOURCE and TARGET, or moves in a file: --batch FILE, with --tree as one")
+    if options.csv:
+        raise ReshardError("--csv is a table of many moves, from a file: give --batch FILE, or leave --csv out")
     if options.tree:
         raise ReshardError("--tree is one plan for many moves, from a file: give --batch FILE, or leave --tree out")
     if options.json and options.explain:
@@ -106,6 +111,7 @@ def _plan_batch(path: str, options: PlanCommand) -> None:
     """Plans the moves of a file: each as its line is read, or all as one tree."""
     from reshard.cli.requests import read_batch, read_plan_options
     from reshard.synth import find_plan, find_tree_plan
+    from reshard.synth.sweeps import SweepTable, plan_row
 
     if options.source is not None or options.html is not None or options.explain:
         raise ReshardError("--batch reads layouts from its file; leave out SOURCE, TARGET, --html and --explain")
@@ -114,7 +120,13 @@ def _plan_batch(path: str, options: PlanCommand) -> None:
         raise ReshardError(
             "--batch plans whole arrays; leave out --view, --size, --take, --into and --cast, which are of one move"
         )
+    if options.csv and (options.tree or options.json):
+        raise ReshardError("--csv has a row for each move: leave out --tree and --json")
     asked = read_plan_options(options)
+    if options.csv:
+        rows = ({"name": pair.name, **plan_row(pair.source, pair.target, asked)} for pair in read_batch(path, options))
+        print(SweepTable(rows).to_csv(), end="")
+        return
     moves: dict[str, Any] = {}
     for pair in read_batch(path, options):
         if not options.tree:

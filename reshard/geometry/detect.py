@@ -104,6 +104,7 @@ def _layout_of_object(thing: Any) -> Layout | None:
         return None
     if hasattr(sharding, "spec") or len(getattr(sharding, "device_set", ())) != 1:
         return Layout.from_jax(thing)
+    # An array that is not sharded is whole on its device.
     (device,) = sharding.device_set
     return Layout.from_spec([], Mesh(device_ids=[device.id]), thing.shape, thing.dtype)
 

@@ -470,7 +470,7 @@ class Plan(ShownPlan):
             f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device"
         )
         time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
-        return "\n".join([head, *(_align_columns(rows, 2) if self.steps else ["  nothing to do"]), total + time])
+        return "\n".join([head, *(align_columns(rows, 2) if self.steps else ["  nothing to do"]), total + time])
 
 
 def chain(
@@ -1248,7 +1248,7 @@ class TreePlan(ShownPlan):
         return "\n".join(
             [
                 f"{arrays} in {counted(len(self.batches), 'batch')}",
-                *_align_columns(rows, 3),
+                *align_columns(rows, 3),
                 f"received {bytes_text(self.received_bytes)} (bound {bytes_text(self.lower_bound_bytes)}), "
                 f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device{time}",
                 f"largest load of a device: memory {bytes_text(self.peak_bytes)} + network "
@@ -1326,7 +1326,7 @@ def describe_idle_axes(axes: Sequence[str], before: str = "") -> str:
     return f"{before}the idle {'axis' if len(axes) == 1 else 'axes'} {sentence(axes)}" if axes else ""
 
 
-def _align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """The lines of a table, of whose columns the first `left` are aligned to the left, and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -6,6 +6,7 @@ overlapped a plan to other devices in parts, each gathered while the next one cr
 Network    what bytes cost along each axis of a mesh: presets by name, JSON, or your own figures
 Link       the cost of one axis: seconds a message, bytes a second
 
+sweeps     many plans: a table of them, the cheapest way through alternative layouts
 planner    asks the routes, compares what they cost; plans of few messages, and in parts that overlap
 routes     candidate steps, one algorithm a file; how to add one
 cost       predicted seconds of a step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import itertools
 import json
@@ -178,6 +179,19 @@ def moves(tmp_path):
     path = tmp_path / "moves.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in LINES) + "\n\n")
     return str(path)
+
+
+def test_lines_make_a_table(call, moves, tmp_path):
+    ran = call("plan", "--mesh", "x=4,y=2", "--batch", moves, "--csv", "--budget", "100B")
+    assert (ran.code, ran.err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(ran.out)))
+    assert [(row["name"], row["received_bytes"], row["error"][:10]) for row in rows] == [
+        ("w", "", "budget 100"),
+        ("v", "24", ""),
+        ("3", "24", ""),
+    ]
+    assert "give --batch FILE" in call("plan", "--csv", *MESH, SOURCE, TARGET).err
+    assert "leave out --tree" in call("plan", "--batch", moves, "--csv", "--json").err
 
 
 def test_each_line_is_planned(call, moves):
