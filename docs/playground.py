@@ -60,7 +60,7 @@ onmessage = async ({ data }) => {
 
 SCRIPT = """\
 const EXAMPLES = %s, PATIENCE = 20000;
-const form = document.querySelector("#playground form"), status = document.querySelector("#status");
+const form = document.querySelector("#planner form"), status = document.querySelector("#status");
 const output = document.querySelector("#output"), problem = document.querySelector("#problem");
 let worker, busy = false, next = null, clock;
 
@@ -145,24 +145,31 @@ read();
 """
 
 STYLE = """
-form { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); gap: .7rem .9rem;
-  background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 1rem; }
-label { display: block; font-size: .86rem; color: var(--faint); }
-.wide { grid-column: span 1; } @media (min-width: 60rem) { .wide { grid-column: span 2; } }
-input:not([type=checkbox]), select { display: block; width: 100%; margin-top: .2rem; padding: .45rem .55rem;
+font-size: 15px; line-height: 1.5;
+form { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); gap: 12px 16px;
+  background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 16px; }
+label { display: block; font-size: 13px; color: var(--faint); }
+@media (min-width: 1180px) { form { grid-template-columns: repeat(4, 1fr); } .wide { grid-column: span 2; } }
+input:not([type=checkbox]), select { display: block; width: 100%; margin-top: 3px; padding: 7px 9px;
   border: 1px solid var(--faint); border-radius: 6px; background: var(--back); color: var(--text);
-  font: 15px/1.3 ui-monospace, SFMono-Regular, Menlo, monospace; }
-.row { display: flex; gap: .9rem; align-items: end; flex-wrap: wrap; }
-button { padding: .5rem .9rem; border: 1px solid var(--faint); border-radius: 6px; background: var(--track);
+  font: 14px/1.3 ui-monospace, SFMono-Regular, Menlo, monospace; }
+.row { display: flex; gap: 16px; align-items: end; flex-wrap: wrap; }
+button[type] { padding: 7px 14px; border: 1px solid var(--faint); border-radius: 6px; background: var(--track);
   color: var(--text); font: inherit; cursor: pointer; }
-.check { display: flex; gap: .5rem; align-items: center; min-height: 2.3rem; color: var(--text); }
-#status { min-height: 1.4em; margin: .8rem 0 .4rem; }
-#problem { border-left: 4px solid var(--bad); background: var(--card); padding: .7rem 1rem; margin: 0 0 1rem;
+.check { display: flex; gap: 8px; align-items: center; min-height: 36px; color: var(--text); }
+#status { min-height: 1.5em; margin: 12px 0 6px; } h2 { font-size: 16px; margin: 28px 0 10px; }
+figure { width: auto; max-width: none; text-align: center; } figcaption { font-style: normal; max-width: none; }
+.sum b { font-size: 20px; } .faint, figcaption, table, .sum span { font-size: 13px; }
+table { display: table; background: none; border: 0; } th { min-width: 0; background: none; }
+@media (min-width: 1180px) {
+  .pictures { display: grid; grid-template-columns: minmax(0, 4fr) minmax(0, 3fr); gap: 0 16px; }
+  .pictures > div { display: flex; flex-direction: column; } .pictures figure { flex: 1; } }
+#problem { border-left: 4px solid var(--bad); background: var(--card); padding: 11px 16px; margin: 0 0 16px;
   border-radius: 0 8px 8px 0; overflow-wrap: anywhere; }
 .stale { opacity: .45; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); border: 1px solid var(--line);
-  border-radius: 8px; padding: .7rem 1rem; margin: 0; }
-a { color: var(--mark); }
+  border-radius: 8px; padding: 11px 16px; margin: 0; }
+pre > code { border: 0; padding: 0; font-size: 13px; white-space: pre-wrap; }
 """
 
 
@@ -189,10 +196,10 @@ The cheapest move of an array from one sharded layout to another, planned in thi
 it. [The cheat sheet](reference/cheat-sheet.md) has the notation, [the glossary](reference/glossary.md) the words.
 
 <link rel="stylesheet" href="playground.css">
-<div id="playground">
+<div id="planner">
 <form aria-label="what to plan">
-<label>an example<select name="example"><option value="">-</option>{options}</select></label>
-{_field("mesh", "mesh: axes and their sizes", ' placeholder="x=4,y=2"')}
+<label class="wide">an example<select name="example"><option value="">-</option>{options}</select></label>
+{_field("mesh", "mesh: axes and their sizes", ' placeholder="x=4,y=2"', wide=True)}
 {_field("source", "source: the layout now", ' placeholder="f32[{y}8, 16, {x}4]"', wide=True)}
 {_field("target", "target: the layout wanted", ' placeholder="f32[16, {x}{y}2, 16]"', wide=True)}
 {_field("budget", "budget: most bytes live on a device", ' placeholder="none; 64MiB, 4500"')}
@@ -209,8 +216,10 @@ it. [The cheat sheet](reference/cheat-sheet.md) has the notation, [the glossary]
 <div id="output" hidden>
 <p id="size" class="faint"></p>
 <div id="sums"></div>
-<h2>Who holds what</h2><figure id="tiles"></figure>
-<h2>Who sends how much to whom</h2><figure id="traffic"></figure>
+<div class="pictures">
+<div><h2>Who holds what</h2><figure id="tiles"></figure></div>
+<div><h2>Who sends how much to whom</h2><figure id="traffic"></figure></div>
+</div>
 <h2>Live bytes on a device</h2><figure id="memory"></figure>
 <h2>Steps</h2><div id="steps"></div>
 <h2>In a shell</h2><pre><code id="command"></code></pre>
@@ -223,7 +232,7 @@ it. [The cheat sheet](reference/cheat-sheet.md) has the notation, [the glossary]
     return {
         "playground.md": page,
         "playground/playground.js": SCRIPT % examples,
-        "playground/playground.css": f"#playground {{ {SHEET} {PICTURES} {STYLE} }}\n",
+        "playground/playground.css": f"#planner {{ {SHEET} {PICTURES} {STYLE} }}\n",
         "playground/worker.js": WORKER,
         "palette.css": f"[data-md-color-scheme=default] {{ {LIGHT} }}\n[data-md-color-scheme=slate] {{ {DARK} }}\n",
     }

@@ -77,14 +77,19 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """A page of the reference begins with a table of what it has, each with the first lines of its docstring."""
+    """A page of the reference begins with a table of what it has, each with the first lines of its docstring; a table
+    that is wider than the screen can be scrolled by the keyboard.
+    """
     entries: list[tuple[str, str]] = _ENTRY.findall(html) if "::: reshard" in (page.markdown or "") else []
     rows = "".join(
         f'<tr><td><a href="#{name}"><code>{escape(name.rpartition(".")[2])}</code></a></td><td>{words}</td></tr>'
         for name, words in entries
     )
     table = f"<table><thead><tr><th>name</th><th>what it is</th></tr></thead><tbody>{rows}</tbody></table>"
-    return html.replace('<div class="doc doc-object', f'{table}<div class="doc doc-object', 1) if rows else html
+    if rows:
+        html = html.replace('<div class="doc doc-object', f'{table}<div class="doc doc-object', 1)
+    around = '<div class="table" role="group" aria-label="table" tabindex="0"><table class="plain">'
+    return re.sub(r"<table>(.*?</table>)", rf"{around}\1</div>", html, flags=re.DOTALL)
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:

@@ -10,9 +10,9 @@ from reshard.draw.scene import INK, Area, Lines, Mark, Point, Scene, Words
 
 STANDALONE = """
 svg{color:#1c1e21;background:#fff}
-@media (prefers-color-scheme:dark){svg{color:#e6e8ea;background:#15171a}}
+@media (prefers-color-scheme:dark){svg{color:#e6e8ea;background:#1d2024}}
 """
-"""A style for a picture in a file of its own, legible in light and dark."""
+"""A style for a picture in a file of its own, legible in light and dark: the words and cards of `show/html.py`."""
 
 _MONO = "ui-monospace,Menlo,Consolas,monospace"
 

@@ -6,7 +6,8 @@
 
 Lengths are pixels, 96 to the inch, from the top left; marks lie in order, later ones on top. What has the colour `INK`
 is in the colour of the text around it, dark on a light page and light on a dark one. All other colours are the same on
-both, and differ for every kind of colour vision (Okabe and Ito's eight for up to eight devices); nothing is shown by
+both, and each means one thing in every picture: Okabe and Ito's eight, which differ for every kind of colour vision,
+are devices; violets are memory, darker from the source to scratch; green is a bound, as on pages. Nothing is shown by
 fill alone.
 """
 
@@ -176,14 +177,14 @@ def wrap_words(text: str, width: float, size: float) -> Sequence[str]:
 FEW = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#0072b2", "#d55e00", "#999999")
 PALE = "#d8d8d8"
 PART = {
-    SOURCE: "#999999",
-    OPERAND: "#56b4e9",
-    RESULT: "#009e73",
-    IN_PLACE: "#cc79a7",
-    SCRATCH: "#e69f00",
-    RUNNING: "#56b4e9",
+    SOURCE: "#d5cfec",
+    OPERAND: "#a99ddb",
+    RUNNING: "#a99ddb",
+    IN_PLACE: "#8a7ccb",
+    RESULT: "#6a58b5",
+    SCRATCH: "#3d3470",
 }
-PROMISE, FLOOR = "#d55e00", "#2f8ccf"
+PROMISE, FLOOR = "#8a6fe0", "#2e9462"
 
 
 def ink_on(fill: str) -> str:
