@@ -337,11 +337,11 @@ class DistArray(NumpyMethods):
         it may be the array itself if that has the layout already.
         """
         plain = budget is network is None and donate is relabel is False
-        if plain and type(target) is Layout:
-            prepared = find_prepared(self._comm, (ARRAYS, self._layout, target))
+        layout = target if type(target) is Layout and plain else _find_target(self._layout, target, relabel)
+        if plain and type(layout) is Layout:
+            prepared = find_prepared(self._comm, (ARRAYS, self._layout, layout))
             if prepared is not None:
-                return self._move_again(prepared, target, out, limit, memory)
-        layout = _find_target(self._layout, target, relabel)
+                return self._move_again(prepared, layout, out, limit, memory)
         if layout == self._layout and (out is None or out is self):
             check_options(donate, relabel, memory)
             check_limit(limit)
@@ -523,6 +523,9 @@ class DistArray(NumpyMethods):
 
     def with_tile(self, layout: Layout, tile: Array) -> DistArray:
         """Another array on the same communicator; its tile is private memory."""
+        fits = type(tile) is np.ndarray and tile.shape == layout.tile_shape and self._seat is not None
+        if fits and tile.dtype == numpy_dtype(layout.dtype) and layout.mesh == self._layout.mesh:
+            return DistArray._of(layout, WindowTile(tile), self._comm)
         return DistArray(layout, tile, self._comm)
 
     def __repr__(self) -> str:

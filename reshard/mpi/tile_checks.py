@@ -59,6 +59,7 @@ def _is_represented(name: str, dtype: np.dtype[Any]) -> bool:
     return is_raw and not has_layout_name(dtype)
 
 
+@lru_cache
 def has_layout_name(dtype: np.dtype[Any]) -> bool:
     """Whether layouts have a name for a numpy dtype."""
     with suppress(LayoutError):

@@ -6,7 +6,7 @@ import importlib
 import itertools
 from collections.abc import Mapping, Sequence, Sized
 from contextlib import suppress
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +22,7 @@ from reshard.types.reductions import UFUNCS, identity
 from reshard.types.whole import count_items
 
 
+@lru_cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """numpy's dtype of this name, or that of ml_dtypes (bfloat16, float8 and the like).
 

@@ -26,7 +26,7 @@ from reshard.runtime.on_mpi import repeated
 from reshard.runtime.on_mpi.copies.stream_copy import SWITCH
 from reshard.runtime.on_mpi.repeated import ARRAYS, STAGED, TILES, AgreedCall, PreparedMove
 from reshard.runtime.on_mpi.team import team_of, turns_of
-from reshard.types import Layout, Mesh
+from reshard.types import Digit, Dim, Layout, Mesh, Pieces
 from tests.mpi.moving import LIMIT, caught_by, check_refused, check_tile, given_tile, slabs
 from tests.mpi.worker import Case
 from tests.oracle import PADDING, tiles_of
@@ -52,8 +52,13 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
         ends = [Layout(end.mesh, end.dims, dtype) for end in (rows, columns)]
         yield f"dtype {dtype}", partial(_moved, comm, *ends)
     uneven = rs.Layout.from_spec(line, (n + 1, n), "int64", [["x"], []])
+    across = rs.Layout.from_spec(line, (n + 1, n), "int64", [[], ["x"]])
     whole = rs.Layout.from_spec(line, (n + 1, n), "int64", [[], []])
-    yield "uneven", partial(_moved, comm, uneven, whole)
+    owners = Pieces.from_owners([(3 * row) % size for row in range(n + 1)], size)
+    by_owner = Layout(line, (Dim((*uneven.dims[0].digits[:1], Digit(owners.largest, None)), n + 1, owners),
+                             whole.dims[1]), "int64")  # fmt: skip
+    for source, target in ((uneven, whole), (uneven, across), (across, uneven), (across, by_owner), (by_owner, across)):
+        yield f"uneven, {source} -> {target}", partial(_moved, comm, source, target)
     large = [rs.Layout.from_spec(line, (STAGED // 64, 16 * size), "int64", held) for held in ([["x"], []], [[], ["x"]])]
     yield "large", partial(_moved, comm, *large)
     medium = [rs.Layout.from_spec(line, (4096, 16 * size), "int64", held) for held in ([["x"], []], [[], ["x"]])]
@@ -96,10 +101,14 @@ def _moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
             check_tile(target, comm.rank, out, comm)
             assert max(comm.allgather(memory.received_bytes)) == plan.received_bytes
             begun = handle.start(given)
-            if plan.steps and source.tile_bytes <= STAGED and source.even and target.even:
+            if plan.steps and source.tile_bytes <= STAGED:
                 given[...] = 0  # It has been staged.
             check_tile(target, comm.rank, begun.wait(), comm)
             assert begun.wait() is begun.wait()
+            padding = tiles_of(target)[comm.rank] == PADDING
+            assert not plan.steps or not begun.wait()[padding].any()
+            out[padding] = -7
+            assert handle(tile, out=out) is out and (out[padding] == -7).all()
     for _ in range(4):
         check_tile(target, comm.rank, redistribute(tile, source, target, comm, limit=LIMIT), comm)
 
@@ -161,6 +170,48 @@ def _joined_by_the_next_call(
             other = call(small)
             check_tile(columns, comm.rank, other if isinstance(other, np.ndarray) else other.wait(), comm)
             check_tile(target, comm.rank, begun.wait(), comm)
+
+
+def sums(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Small sums have the bits of a sum in the order of ranks, in every call of theirs, and extrema keep a NaN."""
+    size, line = comm.size, Mesh(x=comm.size)
+    kinds = {"sum": "float32 int8 complex64", "mean": "float64 bfloat16", "max": "float32 bool", "min": "float64"}
+    for kind, dtypes in {**kinds, "product": "float16"}.items():
+        for dtype in dtypes.split():
+            for text in (f"[3, {2 * size}]", "[3, {x}2]", f"[1{{x}}3/{size + 1}, 4]"):
+                target = Layout.parse(f"{dtype}{text}", line)
+                source = Layout.parse(f"{dtype}{[*target.shape]} + {kind}{{x}}", line)
+                yield f"{source} -> {target}", partial(_summed, comm, source, target)
+
+
+def _summed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
+    dtype, choose = numpy_dtype(source.dtype), np.random.default_rng(9)
+    summands = [(choose.random(source.tile_shape) * 9 - 4).astype(dtype) for _ in range(comm.size)]
+    if source.reduction in ("max", "min"):
+        summands[-1].flat[0] = np.nan
+    with np.errstate(all="ignore"):
+        combine = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
+        wanted = summands[0].copy()
+        for each in summands[1:]:
+            wanted = combine[str(source.reduction)](wanted, each)
+        wanted = wanted / dtype.type(comm.size) if source.reduction == "mean" else wanted
+    places = tiles_of(replace(target, dtype="int64"))[comm.rank]
+    mine, inside, tile = (
+        wanted.reshape(-1)[np.where(places == PADDING, 0, places)],
+        places != PADDING,
+        summands[comm.rank],
+    )
+    out, memory, team = np.zeros(target.tile_shape, dtype), Account(source.dtype), team_of(comm)
+    array = DistArray(source, tile, comm)
+    with prepare(source, target, comm, limit=LIMIT) as handle:
+        made = [redistribute(tile, source, target, comm, limit=LIMIT) for _ in range(3)]
+        made += [array.redistribute(target, limit=LIMIT).tile for _ in range(3)]
+        made += [handle(tile), handle(tile, out=out, memory=memory), handle.start(tile).wait()]
+    for turn, each in enumerate(made):
+        assert np.array_equal(each[inside], mine[inside], equal_nan=dtype.kind == "f"), (turn, each, mine)
+    assert memory.received_bytes == rs.plan(source, target).received_bytes
+    if target.even and comm.size > 1 and team.one_node:
+        assert isinstance(team.repeated[TILES, source, target], PreparedMove)
 
 
 def _crossed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:

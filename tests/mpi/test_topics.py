@@ -40,6 +40,7 @@ FAST = {
         "sparse.mistakes",
         "by_node.joined",
         "again.moves",
+        "again.sums",
         "strides.sampled",
         "trees.own_readers",
         "loading.few_loads",
@@ -65,7 +66,7 @@ SLOW = [
         3,
         ["cases.moves", "calls.measurements", "calls.teams", "calls.moves", *(f"mistakes.{name}" for name in MISTAKES)],
     ),
-    (3, ["crossing.arrays", "crossing.plans", "crossing.mistakes", "trees.faults", "arrays.relabelling"]),
+    (3, ["again.sums", "crossing.arrays", "crossing.plans", "crossing.mistakes", "trees.faults", "arrays.relabelling"]),
     (
         4,
         [

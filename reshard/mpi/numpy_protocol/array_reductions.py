@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,6 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     SINGLE,
     Array,
     TiledArray,
-    apply_elementwise,
     apply_to_array,
     check_arithmetic,
     compute_together,
@@ -183,40 +183,51 @@ def _find_identity(kind: ReductionKind, dtype: np.dtype[Any]) -> Any:
 
 def _reduce_across_ranks(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
     """The array of all ranks' reductions, combined along the axes that held the reduced dims."""
-    layout = array.layout
-    axes = {at: list_axes(layout.dims[at]) for at in dims}
+    if not is_split(array.layout, dims):
+        return wrap_true_part(array, _lay_reduced(array.layout, dims), local)
+    if _can_add(local.dtype, kind.operation):
+        return finish_sum(wrap_true_part(array, _lay_reduced(array.layout, dims, local.dtype, kind.operation), local))
+    # No partial layout has the operation (the largest complex number): every rank gathers the reductions of all, and
+    # reduces them. The second reduction keeps the dtype of the first, which may be wider than the elements.
+    dtype = local.dtype if kind in (SUM, PRODUCT) else None
+    gathered = gather_reduced(array, dims, local)
+    return wrap_true_part(array, _lay_reduced(array.layout, dims), _reduce_part(kind, gathered, dims, dtype))
+
+
+def gather_reduced(array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
+    """What ranks have reduced, on all of them: one element for each rank along the axes of the reduced dims."""
+    held, every = list(array.layout.dims), list(array.layout.dims)
+    for at in dims:
+        digits = tuple(Digit(axis.size, axis) for axis in list_axes(array.layout.dims[at]))
+        held[at] = Dim(digits, math.prod(digit.radix for digit in digits))
+        every[at] = make_local_dim(held[at].size)
+    gathered = wrap_true_part(array, replace(array.layout, dims=tuple(held)), local)
+    return gathered.redistribute(replace(gathered.layout, dims=tuple(every)))
+
+
+@lru_cache
+def _can_add(dtype: np.dtype[Any], operation: str) -> bool:
+    return has_reduction(dtype.name, operation)
+
+
+@lru_cache(maxsize=1024)
+def _lay_reduced(
+    layout: Layout, dims: tuple[int, ...], dtype: np.dtype[Any] | None = None, operation: str | None = None
+) -> Layout:
+    """A layout with dims of one element; with an `operation`, before what ranks have reduced is combined by it."""
     kept = tuple(SINGLE if at in dims else dim for at, dim in enumerate(layout.dims))
-    if not any(axes.values()) and not layout.partial:
-        return wrap_true_part(array, replace(layout, dims=kept), local)
-    if not has_reduction(local.dtype.name, kind.operation):
-        # No partial layout has the operation (the largest complex number): every rank gathers the reductions of all,
-        # an array with one element for each rank along the reduced dims' axes, and reduces them.
-        held, every = list(layout.dims), list(layout.dims)
-        for at in dims:
-            count = math.prod(axis.size for axis in axes[at])
-            held[at] = Dim(tuple(Digit(axis.size, axis) for axis in axes[at]), count)
-            every[at] = make_local_dim(count)
-        gathered = wrap_true_part(array, replace(layout, dims=tuple(held)), local)
-        gathered = gathered.redistribute(replace(gathered.layout, dims=tuple(every)))
-        # The second reduction keeps the dtype of the first, which may be wider than the elements.
-        dtype = local.dtype if kind in (SUM, PRODUCT) else None
-        return wrap_true_part(array, replace(layout, dims=kept), _reduce_part(kind, gathered, dims, dtype))
-    partial = (*(axis for at in dims for axis in axes[at]), *layout.partial)
-
-    def over(values: Array, operation: str) -> TiledArray:
-        of_ranks = Layout(layout.mesh, kept, values.dtype.name, operation, partial)
-        return finish_sum(wrap_true_part(array, of_ranks, values))
-
-    if not (kind.ordered and local.dtype.kind == "f"):
-        return over(local, kind.operation)
-    # MPI's extrema may lose a NaN, numpy's never do: where there is one, it is carried beside the numbers.
-    lost = np.isnan(local)
-    numbers = over(np.where(lost, np.asarray(_find_identity(kind, local.dtype), local.dtype), local), kind.operation)
-    nans = over(lost, "max")
-    return apply_elementwise(kind.name, np.where, nans, local.dtype.type(np.nan), numbers)
+    if operation is None or dtype is None:
+        return replace(layout, dims=kept)
+    partial = (*(axis for at in dims for axis in list_axes(layout.dims[at])), *layout.partial)
+    return Layout(layout.mesh, kept, dtype.name, operation, partial)
 
 
 def _drop_dims(array: TiledArray, dims: tuple[int, ...]) -> TiledArray:
     """The array without these dims of one element."""
-    layout = replace(array.layout, dims=tuple(dim for at, dim in enumerate(array.layout.dims) if at not in dims))
+    layout = _without_dims(array.layout, dims)
     return array.with_tile(layout, take_tile(array).reshape(layout.tile_shape))
+
+
+@lru_cache(maxsize=1024)
+def _without_dims(layout: Layout, dims: tuple[int, ...]) -> Layout:
+    return replace(layout, dims=tuple(dim for at, dim in enumerate(layout.dims) if at not in dims))

@@ -116,20 +116,32 @@ def cut_padding(array: TiledArray) -> Array:
     """A view of this rank's tile without padding."""
     layout, tile = array.layout, take_tile(array)
     # Most layouts have no padding, and looking extents up takes longer than a small ufunc.
-    extents = layout.tile_shape if layout.even else measure_extents(layout, array.comm.rank)
-    return tile[(*map(slice, extents), ...)]
+    return tile if layout.even else tile[(*map(slice, measure_extents(layout, array.comm.rank)), ...)]
 
 
 def wrap_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray:
     """A new array whose true part on this rank is `values`, which also name its dtype; padding is zero."""
     part = np.asarray(values)
-    named = replace(layout, dtype=name_dtype(part.dtype))
+    named = layout_of_dtype(layout, part.dtype)
     if part.shape == named.tile_shape:
         return array.with_tile(named, part)
     # Zeros, and not what the memory held: plans send padding along with the elements.
     tile = np.zeros(named.tile_shape, part.dtype)
     tile[tuple(map(slice, part.shape))] = part
     return array.with_tile(named, tile)
+
+
+# To make a layout takes ten times as long as a small ufunc: those that numpy's functions make are kept.
+@lru_cache(maxsize=1024)
+def layout_of_dtype(layout: Layout, dtype: np.dtype[Any]) -> Layout:
+    """A layout for elements of a numpy dtype."""
+    return replace(layout, dtype=name_dtype(dtype))
+
+
+@lru_cache(maxsize=1024)
+def layout_of_sum(layout: Layout) -> Layout:
+    """A layout whose summands are combined."""
+    return replace(layout, partial=()) if layout.partial else layout
 
 
 def name_dtype(dtype: np.dtype[Any]) -> str:
@@ -169,12 +181,12 @@ def check_together(name: str, arrays: Sequence[TiledArray]) -> None:
 
 def finish_sum(array: TiledArray) -> TiledArray:
     """The array with its summands combined; itself if it is not partial."""
-    return array.redistribute(replace(array.layout, partial=())) if array.layout.partial else array
+    return array.redistribute(layout_of_sum(array.layout)) if array.layout.partial else array
 
 
 def unwrap_scalar(array: TiledArray) -> Any:
     """The element of a 0-d array as numpy's scalar, as numpy's functions return it; other arrays as they are."""
-    return take_tile(finish_sum(array))[()] if not array.layout.shape else array
+    return array if array.layout.dims else take_tile(finish_sum(array))[()]
 
 
 def make_local_dim(size: int) -> Dim:
@@ -264,7 +276,12 @@ def align_layouts(name: str, arrays: Sequence[TiledArray]) -> Layout:
     Raises `LayoutError` unless a rank's tiles hold the same elements of all arrays.
     """
     check_together(name, arrays)
-    layouts = [check_not_partial(array.layout) for array in arrays]
+    return _align_layouts(name, tuple([array.layout for array in arrays]))
+
+
+@lru_cache(maxsize=1024)
+def _align_layouts(name: str, layouts: tuple[Layout, ...]) -> Layout:
+    layouts = tuple(map(check_not_partial, layouts))
     first, fits = layouts[0], all(layout.mesh == layouts[0].mesh for layout in layouts)
     common: list[Dim] = []
     for at in range(-max(len(layout.shape) for layout in layouts), 0):

@@ -16,6 +16,9 @@ the call, and whether this rank *defers*, because an argument is wrong or unusua
 anything, and all of them make the call as if for the first time, which says what is wrong. If the digests differ, the
 ranks tell each other what they request, and all raise.
 
+Sums are moves, too, where their plan is one reduction: every rank combines all summands of what it needs, in the order
+of the ranks, as `run_plan` combines small ones: so the bits of the first call are those of the next ones.
+
 Two halves are enough: a rank writes to one again two synchronizations later, when all have read it. That holds if
 only one move at a time is between its two parts, `start` and `finish`: other calls of the communicator finish it
 first.
@@ -25,7 +28,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -33,18 +36,20 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from reshard.geometry.blocks import Block
-from reshard.lower.to_mpi import seat_of
+from reshard.lower.to_mpi import Reduce, seat_of
 from reshard.runtime.account import Account, begin_account, measures
-from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype, ufunc
 from reshard.runtime.on_mpi.collective import digest_of, raise_disagreement
 from reshard.runtime.on_mpi.copies.copy_order import list_tile_copies, widen_block
 from reshard.runtime.on_mpi.copies.stream_copy import find_kernel
 from reshard.runtime.on_mpi.copies.strided_copy import Array, find_word_dtype, view_as_words
-from reshard.runtime.on_mpi.direct_moves import Direct
+from reshard.runtime.on_mpi.global_array import clear_padding
 from reshard.runtime.on_mpi.node.node_sync import STATES
 from reshard.runtime.on_mpi.prepare import Request, TilePlan
+from reshard.runtime.on_mpi.run_plan import ORDERED
 from reshard.runtime.on_mpi.team import CORES, SPINS, TIME_LIMIT, Team, Watch, pause, report_failure, team_at_hand
 from reshard.runtime.on_mpi.window_tiles import new_tile
+from reshard.types.reductions import all_reduce_elements
 
 STAGED = 2 << 20
 """Bytes of a tile up to which moves are staged; a communicator keeps twice as many on each rank, or less: see
@@ -59,6 +64,7 @@ _RETAINED = 64  # Requests that a communicator keeps: the oldest go.
 _AFTER_DEFERRED = 8  # Calls of a request before the one that prepares it anew, after a rank has deferred.
 _LONGEST = 2**53  # Larger ints need not be exact as floats.
 _LARGEST = 4 * STAGED  # Bytes of a result: larger ones are copied in the order of their memory.
+_RUNS = 64  # Pieces of a layout: of more, a move is copied by tables.
 _YIELDS = 64  # Pauses of the compiled call before Python waits, which looks at the clock.
 _MOVED = 1  # What the compiled call says when it has made the whole move.
 _NO_RESULT, _OUT, _NEW, _DEFERS = 0, 1, 2, 4  # States, whose bits are joined: with and without `out` are two calls.
@@ -196,14 +202,27 @@ def limit_or_usual(limit: Any) -> float:
 def is_small(team: Team, request: Request, ready: TilePlan) -> bool:
     """Whether a move can be staged; the same on all ranks."""
     ends = request.source, request.target
-    plain = request.options.budget is None and not request.options.donate and all(end.even for end in ends)
+    plain = request.options.budget is None and not request.options.donate
     fits = request.source.tile_bytes <= STAGED and request.target.tile_bytes <= _LARGEST
+    few = all(len(dim.pieces.numbers) <= _RUNS for end in ends for dim in end.dims if dim.pieces is not None)
+    if not (plain and fits and few and team.one_node and team.size > 1):
+        return False
     # The steps last: they are worked out when they are asked for, which takes a quarter of a first call.
-    return plain and fits and team.one_node and team.size > 1 and ready.direct is not None and bool(ready.steps.steps)
+    return bool(ready.steps.steps) if ready.direct is not None else find_sum(team, ready) is not None
+
+
+def find_sum(team: Team, ready: TilePlan) -> Reduce | None:
+    """The one reduction that a small move is, without padding that its summands would have to be packed around."""
+    steps, (source, target) = ready.steps.steps, (ready.request.source, ready.request.target)
+    if len(steps) != 1 or not isinstance(run := steps[0].run, Reduce):
+        return None
+    padded = zip((source, target), run.frames, strict=True)
+    whole = all(math.prod(end.tile_shape) == math.prod(frame) for end, frame in padded)
+    return run if whole and team.size * source.tile_bytes <= ORDERED else None
 
 
 class _Copy(NamedTuple):
-    """One copy of a call: what is read in either half, and the view of the result that it fills."""
+    """One copy of a call: what is read in either half, and the view of the result that takes it or combines with it."""
 
     sources: list[Array]
     extents: tuple[int, ...]
@@ -228,7 +247,7 @@ class PreparedMove(AgreedCall):
         self._looks = 4 * SPINS if team.size <= CORES else 1  # A look takes a quarter of the time of one of `Watch`.
         self._digest_new, self._digest_out = self._digest + _NEW, self._digest + _OUT
         self._number = 0
-        self._device, self._direct = ready.device, cast(Direct, ready.direct)
+        self._device = ready.device
         self._dtype = numpy_dtype(source.dtype)
         self._named = source.dtype
         self._given = seat_of(source.mesh, team.rank, team.size) is not None
@@ -236,33 +255,55 @@ class PreparedMove(AgreedCall):
         """This rank's seat in the target's mesh; None if it gets no result."""
         self._taken = self.seat is not None
         self._shapes = source.tile_shape, self._target.tile_shape
+        self._clears = self._taken and not self._target.even
+        self._empty = np.zeros if self._clears else np.empty  # Padding of new results is zero, as that of others is.
         self._buffers = self._dtype.isbuiltin == 1  # Others have no buffer protocol.
         memory, start, part = team.arena.around(team.stages[half])
         starts = [start + member * part for member in range(team.size)]
         mine = starts[team.node_sync.me]
         self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + at) for at in (0, half))
-        given = ((team.rank, self._direct.own), *self._direct.pulls)
-        copies = list_tile_copies(given, self._dtype.itemsize, starts)
         itemsize = self._dtype.itemsize
+        copies, summands, total = list[Block](), list[Block](), find_sum(team, ready)
+        self._received, self._combine, self._count = 0, np.add, 1
+        if ready.direct is not None:
+            self._received = ready.direct.pulled
+            copies = list_tile_copies(((team.rank, ready.direct.own), *ready.direct.pulls), itemsize, starts)
+        elif total is not None and total.group:
+            ranks, count = [ready.steps.ranks[device] for device in total.group], math.prod(self._shapes[1])
+            share = ranks.index(team.rank) if total.scatter else 0
+            first, *others = [
+                list_tile_copies(
+                    [(rank, [block for of in total.each for block in of[share : share + 1]])], itemsize, starts
+                )
+                for rank in ranks
+            ]
+            copies, summands = first, [block for other in others for block in other]
+            self._combine, self._count = ufunc(total.reduction), len(ranks) if total.reduction == "mean" else 1
+            self._received = count * len(others) if total.scatter else all_reduce_elements(count, len(ranks))
 
-        def views(block: Block, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Sequence[int]) -> list[Array]:
-            """What a copy reads, in either half of the shared memory."""
-            return [np.ndarray(shape, dtype, memory, block.src + at, strides) for at in (0, half)]
+        def bind(block: Block, dtype: np.dtype[Any]) -> _Copy:
+            before, after = ([axis[side] for axis in block.axes] for side in (1, 2))
+            sources = [np.ndarray(block.extents, dtype, memory, block.src + at, before) for at in (0, half)]
+            return _Copy(sources, block.extents, dtype, block.dst, tuple(after))
 
-        listed: list[_Copy] = []
-        for wide, width in (widen_block(copy, itemsize) for copy in copies):
-            dtype, before = find_word_dtype(width), [axis.src for axis in wide.axes]
-            sources, after = views(wide, wide.extents, dtype, before), tuple(axis.dst for axis in wide.axes)
-            listed.append(_Copy(sources, wide.extents, dtype, wide.dst, after))
-        self._copies = tuple(listed)
+        widened = [widen_block(copy, itemsize) for copy in copies]
+        self._copies = tuple(bind(block, find_word_dtype(width)) for block, width in widened)
+        self._summands = tuple(bind(block, self._dtype) for block in summands)
         self._exchange: object = None
-        if prepare_exchange is not None and find_kernel() and self._buffers and self._given and self._taken:
+        if (
+            prepare_exchange is not None
+            and total is None
+            and find_kernel()
+            and self._buffers
+            and self._given
+            and self._taken
+        ):
             lines = team.node_sync.where_heads_lie(self._looks, _YIELDS)
             places = [memory.ctypes.data + mine + at for at in (0, half)]
             sizes = [math.prod(shape) * itemsize for shape in self._shapes]
             numbers = [*lines, *places, half, itemsize, *map(len, self._shapes), *sizes, len(copies)]
             numbers += [size for shape in self._shapes for size in shape]
-            for wide, width in (widen_block(copy, itemsize) for copy in copies):
+            for wide, width in widened:
                 axes = [number for axis in wide.axes for number in axis]
                 numbers += [memory.ctypes.data + wide.src, wide.dst, width, len(wide.axes), *axes]
             code = memoryview(cast(Any, np.empty(0, self._dtype))).format
@@ -297,7 +338,7 @@ class PreparedMove(AgreedCall):
             return self.finish(out, limit, memory)
         # Both parts in compiled code, if this rank's arguments are plain ones, and the others come soon.
         team, sync = self.team, self._sync
-        result = np.empty(self._shapes[1], self._dtype) if out is None else out
+        result = self._empty(self._shapes[1], self._dtype) if out is None else out
         calls, synced = team.calls + 1, sync.synced + 1
         number = (self._digest_new if out is None else self._digest_out) + STATES * calls
         try:
@@ -357,6 +398,8 @@ class PreparedMove(AgreedCall):
                 staged, synced = 1 - sync.half, sync.synced
                 if self._shared and state == _NEW:
                     out = new_tile(self.team, Watch(self.team, limit), self._target, self._dtype).tile
+                    if self._clears:
+                        clear_padding(self._target, cast(int, self.seat), out)
                 result = self._filled(staged, out) if self._taken else None
                 if sync.synced != synced:  # A fast rank's next call could write to the half that others still read.
                     self.team.gather(Watch(self.team, limit))
@@ -366,7 +409,7 @@ class PreparedMove(AgreedCall):
                     for has, shape in zip((self._given, self._taken), self._shapes, strict=True):
                         if has:
                             account.take(self._device, math.prod(shape))
-                    account.receive(self._device, self._direct.pulled)
+                    account.receive(self._device, self._received)
                 return result
         except BaseException:
             with report_failure(self.team):
@@ -378,8 +421,15 @@ class PreparedMove(AgreedCall):
         raise_disagreement(self.team, Watch(self.team, limit), self.text)
 
     def _filled(self, half: int, out: Array | None) -> Array:
-        result = np.empty(self._shapes[1], self._dtype) if out is None else out
+        result = self._empty(self._shapes[1], self._dtype) if out is None else out
         into = result if self._buffers else view_as_words(result)
         for sources, extents, dtype, start, strides in self._copies:
             _ndarray(extents, dtype, into, start, strides)[...] = sources[half]
+        if self._summands:
+            with np.errstate(all="ignore"):
+                for sources, extents, dtype, start, strides in self._summands:
+                    view = _ndarray(extents, dtype, into, start, strides)
+                    self._combine(view, sources[half], out=view)
+                if self._count > 1:
+                    result /= self._dtype.type(self._count)
         return result

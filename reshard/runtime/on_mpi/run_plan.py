@@ -32,7 +32,7 @@ from reshard.lower.to_mpi import (
     schedule_device,
 )
 from reshard.plans.plan import Plan
-from reshard.runtime.numpy_tiles import identities, numpy_dtype
+from reshard.runtime.numpy_tiles import identities, numpy_dtype, ufunc
 from reshard.runtime.on_mpi.copies.stream_copy import copy_views
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_views, view_as_words
 from reshard.runtime.on_mpi.team import OVERWRITE
@@ -266,22 +266,31 @@ def is_straight(step: Reduce, cap: int, source: Array, target: Array) -> bool:
     return all(block.elements <= cap for blocks in step.each for block in blocks)
 
 
+ORDERED = 256 << 10
+"""Bytes of all summands of a result up to which each rank combines them, in the order of ranks: the bits of small sums
+then depend neither on MPI's algorithm nor on whether a call is the first of its kind (see `repeated`)."""
+
+
 def _run_reduction(call: Call, comm: MPI.Intracomm, step: Reduce, send: Array | None, receive: Array) -> None:
     """Runs MPI's collective; without `send`, in place in `receive`. A mean is a sum, divided at the end."""
-    datatype, op = _operation_for(receive.dtype, step.reduction)
-    count = receive.size if send is None else send.size
-    if step.scatter:
-        count //= comm.size
-    operand: Any = MPI.IN_PLACE if send is None else [send, count, datatype]
-    if step.scatter:
-        request = comm.Ireduce_scatter_block(operand, [receive, count, datatype], op)
-        crossed = (comm.size - 1) * count
+    count = (receive.size if send is None else send.size) // (comm.size if step.scatter else 1)
+    crossed = (comm.size - 1) * count if step.scatter else all_reduce_elements(count, comm.size)
+    if comm.size * count * receive.itemsize <= ORDERED:
+        parts, combine = np.empty((comm.size, count), receive.dtype), ufunc(step.reduction)
+        given, taken = (view_as_words(each).view(np.uint8) for each in (receive if send is None else send, parts))
+        exchange = comm.Ialltoall if step.scatter else comm.Iallgather
+        call.watch.until(exchange([given, MPI.BYTE], [taken, MPI.BYTE]).Test)
+        with np.errstate(all="ignore"):
+            receive[:count] = parts[0]
+            for part in parts[1:]:
+                combine(receive[:count], part, out=receive[:count])
     else:
-        request = comm.Iallreduce(operand, [receive, count, datatype], op)
-        crossed = all_reduce_elements(count, comm.size)
-    call.watch.until(request.Test)
-    if _raised:
-        raise _raised.pop()
+        datatype, op = _operation_for(receive.dtype, step.reduction)
+        reduce = comm.Ireduce_scatter_block if step.scatter else comm.Iallreduce
+        operand: Any = MPI.IN_PLACE if send is None else [send, count, datatype]
+        call.watch.until(reduce(operand, [receive, count, datatype], op).Test)
+        if _raised:
+            raise _raised.pop()
     call.memory.receive(call.device, crossed)
     if step.reduction == "mean":
         receive[:count] /= receive.dtype.type(comm.size)
@@ -307,8 +316,8 @@ def can_combine(dtype: np.dtype[Any], reduction: str) -> bool:
 
 @cache
 def _operation_for(dtype: np.dtype[Any], reduction: str) -> tuple[MPI.Datatype, MPI.Op]:
-    """The datatype and the operation for a dtype: MPI's own, or bytes that numpy combines."""
-    if dtype.char in _KNOWN:
+    """The datatype and the operation for a dtype: MPI's own, or bytes that numpy combines, whose extrema keep a NaN."""
+    if dtype.char in _KNOWN and not (dtype.kind == "f" and reduction in ("max", "min")):
         op = _LOGICAL[reduction] if dtype.char == "?" else _OPS[reduction]
         return MPI.Datatype.fromcode(dtype.char), op
     return _bytes_of(dtype), _numpy_operation(UFUNCS[reduction])
