@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex, cast
@@ -533,11 +534,15 @@ class DistArray(NumpyMethods):
         return f"DistArray({self._layout} on {self._layout.mesh}, {at})"
 
 
+_with_local = lru_cache(maxsize=256)(Layout.with_local)  # To make a layout takes ten times as long as to move 64 bytes.
+
+
 def _find_target(layout: Layout, target: Any, relabel: object) -> Layout | Exception:
     """Where an array goes, or an error, which the ranks must agree on before it is raised."""
     try:
         is_dim = hasattr(target, "__index__") and type(target) not in (bool, np.bool_)
-        end = layout.with_local(target) if is_dim else check_layout(read_ends(layout, target)[1], "target")
+        number = target.__index__() if is_dim else None
+        end = check_layout(read_ends(layout, target)[1], "target") if number is None else _with_local(layout, number)
         return relabelled(layout, end) if checked_flag(relabel, "relabel") else end
     except Exception as error:
         return error
