@@ -34,6 +34,7 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     make_local_dim,
     normalize_axes,
     normalize_axis,
+    replaced,
     take_tile,
     unwrap_scalar,
     wrap_true_part,
@@ -185,7 +186,7 @@ def _reduce_across_ranks(kind: ReductionKind, array: TiledArray, dims: tuple[int
     """The array of all ranks' reductions, combined along the axes that held the reduced dims."""
     if not is_split(array.layout, dims):
         return wrap_true_part(array, _lay_reduced(array.layout, dims), local)
-    if _can_add(local.dtype, kind.operation):
+    if has_reduction(local.dtype.name, kind.operation):
         return finish_sum(wrap_true_part(array, _lay_reduced(array.layout, dims, local.dtype, kind.operation), local))
     # No partial layout has the operation (the largest complex number): every rank gathers the reductions of all, and
     # reduces them. The second reduction keeps the dtype of the first, which may be wider than the elements.
@@ -205,11 +206,6 @@ def gather_reduced(array: TiledArray, dims: tuple[int, ...], local: Array) -> Ti
     return gathered.redistribute(replace(gathered.layout, dims=tuple(every)))
 
 
-@lru_cache
-def _can_add(dtype: np.dtype[Any], operation: str) -> bool:
-    return has_reduction(dtype.name, operation)
-
-
 @lru_cache(maxsize=1024)
 def _lay_reduced(
     layout: Layout, dims: tuple[int, ...], dtype: np.dtype[Any] | None = None, operation: str | None = None
@@ -224,10 +220,5 @@ def _lay_reduced(
 
 def _drop_dims(array: TiledArray, dims: tuple[int, ...]) -> TiledArray:
     """The array without these dims of one element."""
-    layout = _without_dims(array.layout, dims)
+    layout = replaced(array.layout, dims=tuple([dim for at, dim in enumerate(array.layout.dims) if at not in dims]))
     return array.with_tile(layout, take_tile(array).reshape(layout.tile_shape))
-
-
-@lru_cache(maxsize=1024)
-def _without_dims(layout: Layout, dims: tuple[int, ...]) -> Layout:
-    return replace(layout, dims=tuple(dim for at, dim in enumerate(layout.dims) if at not in dims))

@@ -34,7 +34,7 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     cut_padding,
     finish_sum,
     is_split,
-    name_dtype,
+    layout_of_dtype,
     take_tile,
     wrap_true_part,
 )
@@ -334,7 +334,7 @@ def full_like(a: TiledArray, fill_value: Any, dtype: DTypeLike | None = None) ->
     check_not_partial(a.layout)
     element = take_tile(a).dtype if dtype is None else np.dtype(dtype)
     tile = np.full(a.layout.tile_shape, fill_value, element)
-    return a.with_tile(replace(a.layout, dtype=name_dtype(element)), tile)
+    return a.with_tile(layout_of_dtype(a.layout, element), tile)
 
 
 def _zeros_like(a: TiledArray, dtype: DTypeLike | None = None) -> TiledArray:

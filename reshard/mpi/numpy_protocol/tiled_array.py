@@ -132,16 +132,13 @@ def wrap_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray
 
 
 # To make a layout takes ten times as long as a small ufunc: those that numpy's functions make are kept.
+replaced: Callable[..., Layout] = lru_cache(maxsize=4096)(replace)
+
+
 @lru_cache(maxsize=1024)
 def layout_of_dtype(layout: Layout, dtype: np.dtype[Any]) -> Layout:
     """A layout for elements of a numpy dtype."""
     return replace(layout, dtype=name_dtype(dtype))
-
-
-@lru_cache(maxsize=1024)
-def layout_of_sum(layout: Layout) -> Layout:
-    """A layout whose summands are combined."""
-    return replace(layout, partial=()) if layout.partial else layout
 
 
 def name_dtype(dtype: np.dtype[Any]) -> str:
@@ -181,7 +178,7 @@ def check_together(name: str, arrays: Sequence[TiledArray]) -> None:
 
 def finish_sum(array: TiledArray) -> TiledArray:
     """The array with its summands combined; itself if it is not partial."""
-    return array.redistribute(layout_of_sum(array.layout)) if array.layout.partial else array
+    return array.redistribute(replaced(array.layout, partial=())) if array.layout.partial else array
 
 
 def unwrap_scalar(array: TiledArray) -> Any:
