@@ -27,6 +27,7 @@ from statistics import median, quantiles
 from types import FrameType
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -415,7 +416,7 @@ def main() -> None:
     parser.add_argument("--against", metavar="COMMIT", help="run this tree and that commit in turns, and show ratios")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each of the two, with --against")
     given = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    console = Console(width=None if sys.stdout.isatty() else 200)
     if given.against is not None:
         console.print(_against(given))
         return
@@ -423,7 +424,12 @@ def main() -> None:
     if given.json:
         print(json.dumps([asdict(row) for row in measurements], indent=2))
     else:
-        console.print(table(measurements))
+        shown = table(measurements)
+        if not sys.stdout.isatty():  # For a record: a table in Markdown has no sections.
+            shown.box, shown.title = box.MARKDOWN, None
+            for each in shown.rows:
+                each.end_section = False
+        console.print(shown)
     if given.profile:
         every = [pair for sizes in MESHES for pair in sampled(named(sizes), 10, given.seed)]
         for title, pairs, network in (

@@ -84,7 +84,8 @@ def run_record(name: str, seed: str | None) -> None:
         sys.exit(f"{command}\nended with {ran.returncode}, so {path.name} stays as it was; it printed\n{ran.stdout}")
     commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     found = {"date": date.today().isoformat(), "commit": commit.stdout.strip(), "machine": describe_machine()}
-    write_record(path, {**record, "command": command, **found, "output": ran.stdout.rstrip()})
+    printed = "\n".join(line.rstrip() for line in ran.stdout.splitlines()).strip("\n")
+    write_record(path, {**record, "command": command, **found, "output": printed})
 
 
 def list_records() -> str:
