@@ -463,12 +463,13 @@ def name_dims(layout: rs.Layout) -> list[list[str]]:
     return [[digit.axis.axis for digit in dim.digits if digit.axis is not None] for dim in layout.dims]
 
 
-def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """A table; of checked rows the first columns alone."""
+def print_rows(rows: Sequence[dict[str, Any]], begins: bool) -> None:
+    """Rows of a table, which begins with them or goes on; of checked rows the first columns alone."""
     timed = "first" in rows[0]
     names = ["format", "layout", "on", "egress", "reads (most)", "elements"]
     names += ["peak MiB / results + staging", "first s", "again s", "peer: first, again s, egress"] if timed else []
-    print(f"| {' | '.join(names)} |\n|{'---|' * len(names)}")
+    if begins:
+        print(f"| {' | '.join(names)} |\n|{'---|' * len(names)}")
     for row in rows:
         cells = [row["format"], row["layout"], row["runtime"], f"{row['egress']:.4f}"]
         cells += [f"{row['reads']} ({row['most_reads']})", f"{row['compared']}"]
@@ -523,7 +524,7 @@ def main() -> None:
             print(f"result {number} {json.dumps(run_worker(task))}\n", end="", flush=True)
         return
     shapes = draw_shapes(options.seed, options.mib)
-    print(f"seed {options.seed}: {len(shapes)} tensors", flush=True)
+    print(f"seed {options.seed}: {len(shapes)} tensors", file=sys.stderr)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     rows: list[dict[str, Any]] = []
     try:
@@ -537,8 +538,8 @@ def main() -> None:
             for runtime in options.runtimes:
                 tasks = [task | {"layout": layout, "runtime": runtime} for layout in options.layouts]
                 made = check_rows(tasks) if options.check else [measure_row(each) for each in tasks]
+                print_rows(made, begins=not rows)
                 rows += made
-                print_rows(made)
             shutil.rmtree(folder / form, ignore_errors=True)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1))
