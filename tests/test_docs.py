@@ -1,6 +1,7 @@
 """README.md is executed: its python blocks are run, and its console blocks compared with real output.
 
-- A `python` block with `>>>` is a doctest; one without is run. All share their names, in order.
+- `python` blocks are pasted into one interpreter, in order, line by line, as `python -i` reads them: without prompts,
+  and with an empty line after an indented block. What they print is what a `text` block right after them says.
 - In a `console` block each line beginning `$ ` is a command (a trailing backslash continues it) and
   the lines up to the next one are what it prints. Only `reshard` is run here; any other command
   (`$ make demo`, `$ pip install ...`) may not claim output.
@@ -12,16 +13,14 @@ pasted as well, into an interpreter of their own that nobody has set up for them
 
 from __future__ import annotations
 
-import ast
+import code
 import contextlib
-import doctest
 import io
 import os
 import re
 import subprocess
 import sys
 import tomllib
-import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,36 +72,44 @@ def commands(block: Block) -> list[Command]:
     return listed
 
 
+class Pasted(code.InteractiveConsole):
+    """An interpreter into which blocks are pasted, as `python -i` reads them: line by line, without prompts."""
+
+    def __init__(self) -> None:
+        super().__init__({"__name__": "__main__"})
+        self.complaints = ""
+
+    def write(self, data: str) -> None:
+        self.complaints += data
+
+    def paste(self, block: Block) -> tuple[str, str]:
+        """What it prints, and its complaints."""
+        self.complaints, self.filename = "", f"line {block.line}"
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            for line in [*block.text.splitlines(), ""]:  # The empty line ends an indented block.
+                self.push(line)
+                if self.complaints:
+                    break
+        self.resetbuffer()
+        return _trimmed(shown.getvalue()), self.complaints
+
+
 def python_problems(text: str) -> list[str]:
-    """What the python blocks of a document do other than it says."""
+    """What the python blocks of a document do other than it says, where they are pasted one after another."""
     problems: list[str] = []
-    names: dict[str, Any] = {"__name__": "__main__"}
+    python = Pasted()
     printed = {block.line: block.text for block in blocks(text, "text")}
     environ = dict(os.environ)  # Pages say how many devices JAX has on the reader's machine.
+    hook, sys.excepthook = sys.excepthook, sys.__excepthook__
     for block in blocks(text, "python"):
-        where = f"line {block.line}"
-        if ">>>" not in block.text:
-            shown = io.StringIO()
-            try:
-                with contextlib.redirect_stdout(shown):
-                    # Statement by statement, so that expressions show their values, as where the block is pasted.
-                    for statement in ast.parse(block.text).body:
-                        exec(compile(ast.Interactive([statement]), where, "single"), names)
-            except Exception:
-                problems.append(f"{where}: {traceback.format_exc()}")
-                continue
-            # What is printed stands in a text block right after: two fences and an empty line between them.
-            said = printed.get(block.line + len(block.text.splitlines()) + 3)
-            if said is not None and _trimmed(said) != _trimmed(shown.getvalue()):
-                problems.append(f"{where}: prints\n{_trimmed(shown.getvalue())}\nand not\n{_trimmed(said)}")
-            continue
-        example = doctest.DocTestParser().get_doctest(block.text, names, where, "README.md", block.line - 1)
-        runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.REPORT_NDIFF)
-        reports: list[str] = []
-        runner.run(example, out=reports.append, clear_globs=False)
-        names = example.globs
-        if runner.failures:
-            problems.append("".join(reports))
+        shown, complaints = python.paste(block)
+        # What is printed stands in a text block right after: two fences and an empty line between them.
+        said = printed.get(block.line + len(block.text.splitlines()) + 3)
+        if complaints:
+            problems.append(f"line {block.line}: {complaints}")
+        elif said is not None and shown != _trimmed(said):
+            problems.append(f"line {block.line}: prints\n{shown}\nand not\n{_trimmed(said)}")
+    sys.excepthook = hook
     os.environ.clear()
     os.environ.update(environ)
     return problems
@@ -184,15 +191,25 @@ def echo(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_right_python_block_passes():
-    text = _fenced("python", ">>> x = 2\n>>> x + 1\n3") + _fenced("python", "y = x") + _fenced("python", ">>> y\n2")
-    assert python_problems(text) == []
+def test_right_python_blocks_pass():
+    text = _fenced("python", "x = 2\nfor _ in range(x):\n    x += 1\n\nx") + "\n```text\n4\n```\n"
+    assert python_problems(text + _fenced("python", "y = (\n\n    x)") + _fenced("python", "assert y == 4")) == []
 
 
-@pytest.mark.parametrize("block", [">>> 1 + 1\n3", ">>> undefined", "raise ValueError('planted')"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        ">>> 1 + 1\n2",
+        "undefined",
+        "raise ValueError('planted')",
+        "print(x)\n```\n\n```text\n2",
+        "for _ in range(x):\n    x += 1\nx",
+        "def f():\n    y = 1\n\n    return y",
+    ],
+)
 def test_a_wrong_python_block_is_found(block: str):
     (problem,) = python_problems(_fenced("python", "x = 1") + _fenced("python", block))
-    assert "line 9" in problem
+    assert problem.startswith("line 9: ")
 
 
 @pytest.mark.parametrize(
@@ -378,17 +395,40 @@ def text(name: str) -> str:
     return (ROOT / "docs" / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
 
 
+def paste(pasted: str, folder: Path) -> tuple[str, str]:
+    """What a fresh `python -i` prints, and what it says of errors."""
+    line = [sys.executable, "-i", "-q"]
+    ran = subprocess.run(
+        line, cwd=folder, env=environment(), input=pasted, capture_output=True, text=True, timeout=600, check=False
+    )
+    return ran.stdout, ran.stderr
+
+
+def first_blocks() -> list[Any]:
+    """The first block of each page that sets up JAX's devices, which the tests' own process has done already."""
+    firsts = [
+        (name, block)
+        for page, name in zip(WITH_README, names(WITH_README), strict=True)
+        for block in blocks(page.read_text(encoding="utf-8"), "python")[:1]
+    ]
+    return [pytest.param(block, id=name) for name, block in firsts if "jax" in block.text and name not in PASTED]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", first_blocks())
+def test_the_first_block_pastes_into_a_fresh_python(block: Block, tmp_path: Path):
+    _, stderr = paste(block.text, tmp_path)
+    assert "Traceback" not in stderr and "Error" not in stderr, stderr
+
+
 @pytest.mark.parametrize(
     "name", ["plans", *(pytest.param(name, marks=pytest.mark.slow) for name in ("checkpoint", "jax", "weights"))]
 )
 def test_pasted_blocks_print_what_the_next_block_says(name: str):
     pasted = "\n".join(block.text for block in blocks(text(name), "python"))
-    line = [sys.executable, "-i", "-q"]
-    ran = subprocess.run(
-        line, cwd=ROOT, env=environment(), input=pasted, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ran.stdout == "".join(block.text for block in blocks(text(name), "text")), ran.stderr
-    assert "Traceback" not in ran.stderr and "Error" not in ran.stderr, ran.stderr
+    stdout, stderr = paste(pasted, ROOT)
+    assert stdout == "".join(block.text for block in blocks(text(name), "text")), stderr
+    assert "Traceback" not in stderr and "Error" not in stderr, stderr
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "jax", "plans", "weights", "mpi"])
