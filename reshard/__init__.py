@@ -12,6 +12,7 @@
     from_jaxtyping      that of a jaxtyping annotation
     prove, Proof        that a plan is right for all sizes of its form, and within its promise
     verify              that a list of transfers, whoever made it, is right, and how far it is from the bound
+    redistribute        an array in another layout, of JAX, of MPI ranks, or in tiles in this process (dispatch)
     simulate            a plan run on numpy, all devices in this process
     errors              what is raised
     names               tables of rules from one framework's names of arrays to another's
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from reshard import jax as jax
     from reshard import mpi as mpi
     from reshard import names as names
+    from reshard.dispatch import redistribute as redistribute
     from reshard.geometry.detect import as_layout as as_layout
     from reshard.plans.manifest import Manifest as Manifest
     from reshard.plans.manifest import Update as Update
@@ -88,6 +90,7 @@ __all__ = [
     "plan",
     "plan_tree",
     "prove",
+    "redistribute",
     "simulate",
     "sweep",
     "verify",
@@ -110,6 +113,7 @@ _HOMES = {
     "plan": "reshard.synth",
     "plan_tree": "reshard.synth",
     "prove": "reshard.proofs",
+    "redistribute": "reshard.dispatch",
     "simulate": "reshard.runtime",
     "sweep": "reshard.synth.sweeps",
     "verify": "reshard.proofs",
@@ -124,8 +128,6 @@ def __getattr__(name: str) -> Any:
         return value
     if name not in _PACKAGES:
         like = errors.did_you_mean(name, [*__all__, *_PACKAGES])
-        if name == "redistribute":
-            like = "; there are reshard.jax.redistribute, reshard.mpi.redistribute and, in this process, simulate"
         raise AttributeError(f"module 'reshard' has no attribute {name!r}{like}")
     try:
         return import_module(f"reshard.{name}")

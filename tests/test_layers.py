@@ -1,7 +1,7 @@
 """The order of imports (docs/developers/architecture.md), and a test of that test with planted violations.
 
     errors < types < geometry < plans < {synth, lower, hlo} < runtime < show < {names, proofs, mpi, doctor}
-    < {jax, draw} < files < reshard < cli
+    < {jax, draw} < {files, dispatch} < reshard < cli
 
 A package imports itself and what stands to the left of it; packages in braces do not import each other. `reshard`
 is the package's own `__init__`. Imports are read from the source, late ones included: see `tests/imports.py`.
@@ -33,7 +33,7 @@ ORDER = [
     {"show"},
     {"names", "proofs", "mpi", "doctor"},
     {"jax", "draw"},
-    {"files"},
+    {"files", "dispatch"},
     {ROOT},
     {"cli"},
     {"__main__"},

@@ -202,6 +202,11 @@ def as_layouts(
     return (two, one) if turned else (one, two)
 
 
+def find_notation(text: object) -> str | None:
+    """The notation in which text begins; None for other text, and for what is none."""
+    return next((name for name, start in _KINDS if start.match(text)), None) if isinstance(text, str) else None
+
+
 def read(
     source: str, mesh: MeshLike | None = None, shape: Sequence[int] | None = None, dtype: object | None = None
 ) -> Layout:
@@ -221,7 +226,7 @@ def read(
     if not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise NotationError(f"{quoted(source)} is a {type(source).__name__}, not the text of a layout; give a str")
     mesh = None if mesh is None else checked_mesh(mesh)
-    kind = next((name for name, start in _KINDS if start.match(source)), None)
+    kind = find_notation(source)
     if kind is None:
         raise NotationError(
             f"cannot tell the notation of {quoted(source)}; write f32[{{x}}8, 16], P('x', None), "

@@ -30,6 +30,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, S
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import LayoutError, MeshError, PlanError, about_sharding, did_you_mean, quoted
+from reshard.geometry.detect import as_layout, find_notation
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -198,7 +199,7 @@ _FORMS = Sharding | PartitionSpec | Layout | jax.Device | Format | jax.memory.Sp
 
 def is_target(given: object) -> bool:
     """Whether it is a target for one array, rather than a tree of targets."""
-    return given is None or isinstance(given, _FORMS)
+    return given is None or isinstance(given, _FORMS) or find_notation(given) is not None
 
 
 def spread_targets(given: Any, arrays: Any, what: str) -> list[Any]:
@@ -213,7 +214,7 @@ def spread_targets(given: Any, arrays: Any, what: str) -> list[Any]:
     if is_target(given):
         return [given] * len(jax.tree.leaves(arrays))
     check_tree(given, f"the tree of {what} shardings")
-    if any(isinstance(each, str) for each in jax.tree.leaves(given)):
+    if any(isinstance(each, str) and not find_notation(each) for each in jax.tree.leaves(given)):
         raise PlanError(
             f"the {what} shardings {quoted(given)} have names of axes in tuples, lists or text; give a NamedSharding, "
             f"or jax.sharding.PartitionSpec('x', None)"
@@ -419,7 +420,7 @@ def leaves_open(given: object) -> bool:
 
 def has_layout(given: object) -> bool:
     """Whether a target has a layout that a plan can lead to; the others (a device, a memory) are left to JAX."""
-    return isinstance(given, _LAYOUTS) or not is_target(given)
+    return isinstance(given, _LAYOUTS | str) or not is_target(given)
 
 
 def one_device(given: object) -> Any:
@@ -483,7 +484,7 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
         mesh = context if isinstance(x, Tracer) or is_tracing() else jax.sharding.get_mesh()
     elif not entered.empty:
         mesh = entered
-    if not isinstance(given, PartitionSpec | Layout):
+    if not isinstance(given, PartitionSpec | Layout | str):
         swapped = "; write redistribute(x, sharding)" if hasattr(given, "__array__") else ""
         raise LayoutError(
             f"the {what} {quoted(given)} is a {type(given).__name__}; give a NamedSharding, a PartitionSpec or a "
@@ -494,6 +495,8 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
             f"the {what} {given} names no mesh, and none is set; give NamedSharding(mesh, spec), or call inside "
             f"jax.set_mesh"
         )
+    if isinstance(given, str):
+        given = as_layout(given, mesh, x.shape, "uint32" if is_key_dtype(x.dtype) else x.dtype.name)
     if isinstance(given, Layout):
         return given.to_jax(mesh)
     try:

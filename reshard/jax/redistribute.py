@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, overload
 
 import jax
 from jax.core import Tracer
@@ -55,6 +55,14 @@ from reshard.types.view import View
 from reshard.types.whole import checked_flag
 
 
+@overload
+def redistribute(x: jax.Array, sharding: Any, **options: Any) -> jax.Array: ...
+
+
+@overload
+def redistribute(x: Any, sharding: Any, **options: Any) -> Any: ...
+
+
 @name_arguments
 def redistribute(
     x: Any,
@@ -78,9 +86,10 @@ def redistribute(
     """Moves an array to another sharding, in place of `jax.device_put`, `with_sharding_constraint` and `reshard`.
 
     `x` is an array or a tree of arrays. `sharding` is a `NamedSharding`, a `PartitionSpec` on the mesh that is set
-    (or on the array's own), or a `reshard.Layout`: one for all leaves, or a tree of them whose structure is that of
-    `x`, or of its top. `source`, in the same forms, is the sharding of `x` if tracing cannot know it: on auto axes
-    XLA's partitioner knows it on CPU and GPU, and not on TPU (jax-ml/jax#38196), unless `reshard.jax.jit` compiles.
+    (or on the array's own), a `reshard.Layout`, or text of one in any notation: one for all
+    leaves, or a tree of them whose structure is that of `x`, or of its top. `source`, in the same forms, is the
+    sharding of `x` if tracing cannot know it: on auto axes XLA's partitioner knows it on CPU and GPU, and not on TPU
+    (jax-ml/jax#38196), unless `reshard.jax.jit` compiles.
     `budget` (bytes, or text such as "64MiB") bounds what lives on each device during the move: all sources, all results
     and all buffers of the tree; inside a trace, those of each leaf. Where devices are known, what the compiler says of
     a program keeps to it. Without one, large moves are split into parts, which need little more than source and result.

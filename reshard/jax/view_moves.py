@@ -26,6 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, MeshError, NotationError, PlanError, ReshardError, quoted
 from reshard.geometry.cover import find_overlap, find_uncovered
+from reshard.geometry.detect import as_layout
 from reshard.jax import placement
 from reshard.jax.agreement import agree_on_moves
 from reshard.jax.eager import (
@@ -102,6 +103,8 @@ def read_jax_view(
     if source is not None and known is not None and not isinstance(x, Tracer):
         check_given_source(x, before, known)
         before = known  # A source on an abstract mesh has no devices.
+    if isinstance(sharding, str):
+        sharding = as_layout(sharding, before.mesh, given.shape, x.dtype if given.dtype is None else given.dtype)
     # The target has the shape that is given, of `out`, or of a layout, or the one that follows from the pattern.
     filled = given.out if given.out is not None else sharding if isinstance(sharding, Layout) else None
     shape = given.shape if given.shape is not None or filled is None else filled.shape
