@@ -7,7 +7,8 @@
 Edit in Jupyter or in any editor, run this, commit. Every notebook gets a fresh kernel of this Python, in the folder of
 the notebooks, and what is stored has nothing of the machine or the moment: no times, and cell ids that follow from the
 text of the cell. Where a cell is tagged `varies`, what it prints may differ from run to run, and only the kinds of its
-outputs are compared; so it is with pictures. Of HTML the words are compared.
+outputs are compared; so it is with pictures, but a notebook that has some names the `reshard/draw` that drew them, and
+is run again when that has changed. Of HTML the words are compared.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+_DRAW = sorted((HERE.parent / "reshard" / "draw").glob("*.py"))
+DRAWN_BY = hashlib.sha256(b"".join(path.read_bytes() for path in _DRAW)).hexdigest()[:16]
 _SETTINGS = ("COLUMNS", "IPYTHON", "JAX_", "JPY_", "MPL", "PYTEST_", "RESHARD_", "TF_", "TPU_", "XLA_")
 
 
@@ -115,6 +118,8 @@ def cleaned(notebook: NotebookNode) -> NotebookNode:
         for output in cell.get("outputs", ()):
             if output.output_type == "stream":
                 output.text = output.text.replace("\r\n", "\n")  # Of commands, which write to a terminal.
+            if "image/png" in output.get("data", {}):
+                notebook.metadata["drawn_by"] = DRAWN_BY
     return notebook
 
 
