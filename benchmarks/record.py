@@ -29,6 +29,7 @@ import sys
 import textwrap
 import tomllib
 from datetime import date
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,18 +97,18 @@ def list_records() -> str:
         if record["group"] != group:
             group = record["group"]
             parts.append(f"## {group[0].upper()}{group[1:]}")
-        table, _, rest = record["output"].strip("\n").partition("\n\n")
-        if not table.startswith("|"):
-            table, rest = "", record["output"].strip("\n")
-        # Lines that are wider than a page go on in the next one.
-        rest = "\n".join(textwrap.fill(line, 96, subsequent_indent=" " * 6) for line in rest.splitlines())
+        parts += [f'<a id="{name}"></a>\n\n### {record["title"]}', record["question"]]
+        for is_table, lines in groupby(record["output"].strip("\n").splitlines(), lambda line: line.startswith("|")):
+            if is_table:
+                parts.append("\n".join(lines).replace("<", "&lt;"))  # Meshes such as <x=4> are no tags.
+                continue
+            # Lines that are wider than a page go on in the next one.
+            text = "\n".join(textwrap.fill(line, 96, subsequent_indent=" " * 6) for line in lines).strip("\n")
+            parts.append(text and f"```text\n{text}\n```")
+        command = " \\\n    ".join(textwrap.wrap(record["command"], 90, break_on_hyphens=False))
         parts += [
-            f'<a id="{name}"></a>\n\n### {record["title"]}',
-            record["question"],
-            table.replace("<", "&lt;"),  # Meshes such as <x=4> are no tags.
-            rest and f"```text\n{rest}\n```",
             record.get("notes", "").strip(),
-            f"```console\n$ {record['command'].strip()}\n```",
+            f"```console\n$ {command}\n```",
             f"*{record['date']}, commit {record['commit']}. {record['machine']}.*",
         ]
     return "\n\n".join(part for part in parts if part) + "\n"
