@@ -52,7 +52,10 @@ PYTHON: dict[str, tuple[str, str]] = {
     "rs.plan(rows, columns, bugdet=3)": ("'bugdet'", "did you mean 'budget'?"),
     "rs.plan(rows, columns, mesh=mesh)": WORKS,
     "rs.plan(rows, columns, budget=1e9)": ("1000000000.0", "64MiB"),
-    "rs.plan(rows, columns, network='H100')": ("'H100'", "did you mean 'h100'?"),
+    "rs.plan(rows, columns, network='H100')": WORKS,
+    "rs.plan(rows, columns, network='TPU_v5p')": WORKS,
+    "rs.plan(rows, columns, network='a100')": ("'a100'", "give one of tpu-v4"),
+    "rs.plan(rows, columns, network={'x': (1e-6, 1e9), 'y': (1e-6, 1e9)})": ("{'x'", "Network.of("),
     "rs.plan('f32[{x}4, 8]', 'f32[16, {x}2]')": ("'f32[{x}4, 8]'", "give the mesh"),
     "rs.plan(mesh, rows, columns)": ("is a Mesh", "a mesh goes in mesh="),
     "rs.plan(P('x'), P(None, 'x'))": ("is a P", "give mesh and shape and dtype"),
@@ -127,6 +130,8 @@ PYTHON: dict[str, tuple[str, str]] = {
     "rs.mpi.launch(4, 'script.py')": ("'script.py'", "give a list"),
     # files
     "rs.files.load('none.safetensors')": ("'targets'", "load(source, targets"),
+    "rs.files.save('none.pt', {'w': np.ones(4)})": ("'pt'", "give safetensors or one of zarr"),
+    "rs.files.save('none', {'w': np.ones(4)}, format='safetensor')": ("'safetensor'", "give safetensors"),
     "rs.files.open('none.safetensors')": ("'none.safetensors'", "give a file or a folder"),
     "rs.names.read('llama')": ("'llama'", "llama-to-megatron"),
 }

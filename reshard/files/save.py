@@ -57,6 +57,9 @@ Tree = Mapping[str, Any]
 PATIENCE = 600.0
 """Seconds that a process waits for the others: some have more to write, or slower disks."""
 
+# Endings of what is not written are formats that are refused below.
+_FORMAT_OF = {".zarr": "zarr", ".h5": "hdf5", ".hdf5": "hdf5", ".pt": "pt", ".pth": "pth", ".npz": "npz", ".npy": "npy"}
+
 SHORT_RUN = 64 << 10
 """Bytes of a run below which ranks exchange what they hold before they write."""
 
@@ -77,7 +80,7 @@ def save(
     layouts: Any = None,
     *,
     comm: Any = None,
-    format: str = "safetensors",
+    format: str | None = None,
     shards: int | str = "4GiB",
     chunks: Mapping[str, Sequence[int]] | None = None,
     codec: str | None = None,
@@ -91,7 +94,8 @@ def save(
 
     - `layouts` are those of tiles, by the names of `tree`, or one for all. Arrays that one process holds need none.
     - `format` is "safetensors": a folder with files of at most `shards` bytes and an index, or one file, if the path
-      ends in `.safetensors`; "zarr" (version 3), "zarr2", "orbax", "orbax3" (folders), or "hdf5" (a file).
+      ends in `.safetensors`; "zarr" (version 3), "zarr2", "orbax", "orbax3" (folders), or "hdf5" (a file). Without it,
+      a path that ends in `.zarr` is zarr, and one in `.h5` or `.hdf5` HDF5.
     - `chunks` are the shapes of chunks, by name, of formats that have any: by default the tiles of the layout. `codec`
       is None, "zstd" or "gzip", as the format has it.
     - `as_layouts` are the layouts to save in, by name: their dtype is that of the file, their tiles are its chunks. A
@@ -114,7 +118,7 @@ def start(
     layouts: Any = None,
     *,
     comm: Any = None,
-    format: str = "safetensors",
+    format: str | None = None,
     shards: int | str = "4GiB",
     chunks: Mapping[str, Sequence[int]] | None = None,
     codec: str | None = None,
@@ -173,7 +177,7 @@ class PendingSave:
 class _Options(NamedTuple):
     """What a caller asks for beside path, arrays and processes."""
 
-    format: str
+    format: str | None
     shards: int | str
     chunks: Mapping[str, Sequence[int]]
     codec: str | None
@@ -249,6 +253,7 @@ def _begin_save(
     path: str | PathLike[str], tree: Tree, layouts: Any, comm: Any, options: _Options, limit: float, hold: bool
 ) -> PendingSave:
     """What `save` and `start` have in common: all processes agree, and this one knows what it writes."""
+    options = options._replace(format=options.format or _FORMAT_OF.get(Path(str(path)).suffix, "safetensors"))
     processes = find_processes(tree, comm, limit)
     request: _Request | None = None
     error: Exception | None = None

@@ -200,7 +200,7 @@ class Network:
         >>> Network.preset("h100").domain
         8
         """
-        network = PRESETS.get(name) if isinstance(name, str) else None  # pyright: ignore
+        network = PRESETS.get(_spell_preset(name)) if isinstance(name, str) else None  # pyright: ignore
         if network is None:
             raise NetworkError(f"unknown network {quoted(name)}: the presets are {', '.join(PRESETS)}")
         return network
@@ -212,8 +212,8 @@ class Network:
         >>> Network.load("ethernet-100g") is PRESETS["ethernet-100g"]
         True
         """
-        if isinstance(path_or_name, str) and path_or_name in PRESETS:
-            return PRESETS[path_or_name]
+        if isinstance(path_or_name, str) and _spell_preset(path_or_name) in PRESETS:
+            return PRESETS[_spell_preset(path_or_name)]
         shown = str(path_or_name) if isinstance(path_or_name, Path) else path_or_name
         try:
             if not isinstance(path_or_name, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -284,6 +284,10 @@ def _list_stretches(sizes: Sequence[int], below: Sequence[tuple[int, bool]]) -> 
                 parts.append(Stretch(low // start, high // start, on, low // first))
         stretches.append(tuple(parts))
     return stretches
+
+
+def _spell_preset(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 def _parse_network(text: str, where: str) -> Network:

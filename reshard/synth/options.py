@@ -89,7 +89,8 @@ def read_network(given: object) -> Network | None:
     network = Network.load(given) if isinstance(given, str) else given
     if not isinstance(network, Network):
         raise PlanError(
-            f"network {quoted(network)} is not a Network; give one, a preset or a file by its name, or None"
+            f"network {quoted(network)} is not a Network; give one, such as Network.of({{axis: (seconds, "
+            "bytes/second)}), a preset or a file by its name, or None"
         )
     return network
 

@@ -245,3 +245,10 @@ def test_sums_of_blocks_combine_from_runs_of_several_processes(seed: int):
     found = {block: value for each in processes for (_, block), value in each.found.items()}
     wanted = [zlib.crc32(content[low:high]) for low, high in itertools.pairwise(edges)]
     assert [found[block] for block in range(len(starts))] == wanted
+
+
+@pytest.mark.parametrize("name", ["a", "a.safetensors", "a.zarr", "a.h5", "a.hdf5"])
+def test_the_ending_of_a_path_says_the_format(name: str, tmp_path: Path):
+    rs.files.save(tmp_path / name, {"w": np.arange(4.0)})
+    wanted = {".zarr": "zarr", ".h5": "hdf5", ".hdf5": "hdf5"}.get(Path(name).suffix, "safetensors")
+    assert rs.files.open(tmp_path / name).format == wanted
