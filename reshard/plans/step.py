@@ -25,7 +25,7 @@ from reshard.types.index_set import IndexSet
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh as Mesh
 from reshard.types.view import View
-from reshard.types.whole import checked_flag, whole
+from reshard.types.whole import MOST, checked_flag, whole
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Step:
             steps = ", ".join((*RULES, *VIEW_RULES))
             raise StepError(f"the kind {quoted(self.kind)} of a step is not text; the steps are {steps}")
         object.__setattr__(self, "mode", _checked_mode(self.mode))
-        if whole(self.retained_bytes) is None:
+        # Elements are counted in 64 bits; their bytes may be more.
+        if whole(self.retained_bytes, most=MOST**2) is None:
             raise StepError(f"retained_bytes {quoted(self.retained_bytes)} of a step: give bytes, an int of at least 0")
         checked_seconds(self.seconds)
         object.__setattr__(self, "cost", check_step(self.kind, self.operand, self.result, self.mode))

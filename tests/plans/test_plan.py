@@ -58,6 +58,14 @@ def test_figures_are_folds_over_the_steps():
     assert THREE.floor_bytes == 2 * tile
 
 
+def test_bytes_may_be_more_than_64_bits_hold():
+    many = Mesh(x=4, y=4)
+    source = Layout.parse("f32[{x:(1)2}8, {y}1048576, 2097152, 1048576]", many)
+    plan = rs.plan(source, Layout.parse("f32[16, 4194304, {y}524288, {x:(2)2}524288]", many))
+    assert [s.retained_bytes for s in plan.steps] == [0, source.tile_bytes, source.tile_bytes]
+    assert source.tile_bytes == 1 << 66
+
+
 def test_floor():
     assert floor_bytes(A, A) == floor_bytes(A, A, donate=True) == A.tile_bytes
     assert floor_bytes(A, B) == A.tile_bytes + B.tile_bytes
