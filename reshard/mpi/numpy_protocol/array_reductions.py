@@ -10,6 +10,7 @@ A rank whose part is empty gives the identity of the operation. Results without 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -19,11 +20,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from reshard.errors import TileError
+from reshard.mpi.numpy_protocol.array_views import make_dims_local, reshape
 from reshard.mpi.numpy_protocol.tiled_array import (
     INSTEAD,
     SINGLE,
     Array,
     TiledArray,
+    apply_elementwise,
     apply_to_array,
     check_arithmetic,
     compute_together,
@@ -39,6 +42,7 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     unwrap_scalar,
     wrap_true_part,
 )
+from reshard.runtime.on_mpi.global_array import global_indices
 from reshard.types import Digit, Dim, Layout
 from reshard.types.reductions import has_reduction
 
@@ -107,6 +111,80 @@ def mean(array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, *,
     count = math.prod(array.layout.shape[at] for at in normalize_axes(axis, len(array.layout.shape)))
     total = reduce_to_array(SUM, array, axis, summed, keepdims)
     return unwrap_scalar(apply_to_array("mean", lambda part: np.true_divide(part, count).astype(result), total))
+
+
+def variance(
+    array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, ddof: float = 0, keepdims: bool = False
+) -> TiledArray:
+    """numpy's variance, as an array even if no dim is left: the mean of squared distances from the mean."""
+    array = finish_sum(array)
+    dims = normalize_axes(axis, len(array.layout.shape))
+    count = math.prod(array.layout.shape[at] for at in dims) - ddof
+    # Half precision is computed with in float32, as numpy does, and rounded at the end.
+    half = dtype is None and take_tile(array).dtype == np.float16
+    # The mean first: sums of squares less the square of the sum would cancel where the mean is large, as numpy's do not.
+    center = mean(array, axis, np.float32 if half else dtype, keepdims=True)
+
+    def square(part: Array, mid: Any) -> Any:
+        distance = part - mid
+        return (distance.conj() * distance).real
+
+    squares = compute_together(
+        array, is_split(array.layout, dims), lambda: apply_elementwise("var", square, array, center)
+    )
+    total = reduce_to_array(SUM, squares, axis, None, keepdims)
+
+    def divide(part: Array) -> Any:
+        quotient = np.true_divide(part, max(count, 0))
+        return quotient.astype(np.float16) if half else quotient
+
+    return apply_to_array("var", divide, total)
+
+
+def locate_extremum(kind: ReductionKind, array: TiledArray, axis: Any = None, keepdims: bool = False) -> Any:
+    """numpy's `argmin` and `argmax`: where the first smallest or largest element is, or the first NaN."""
+    array = finish_sum(array)
+    layout, rank = array.layout, array.comm.rank
+    dims = normalize_axes(axis if axis is None else operator.index(axis), len(layout.shape))
+    # Two reductions, not one of pairs: MPI's MINLOC has neither NaN nor all dtypes, and its index is of 32 bits.
+    extremum = reduce_to_array(kind, array, axis, None, True)
+
+    def place(part: Array, best: Array) -> Any:
+        index: Any = 0
+        count = 1
+        for at in reversed(dims):
+            along = global_indices(layout, at, rank).reshape(-1, *[1] * (part.ndim - at - 1))
+            index, count = index + count * along, count * layout.shape[at]
+        # What is no such element has an index after all others.
+        hit = (part == best) | ((part != part) & (best != best))
+        return np.where(hit, index, count).astype(np.intp)
+
+    return reduce_array(MINIMUM, apply_elementwise(f"arg{kind.name}", place, array, extremum), axis, None, keepdims)
+
+
+def accumulate(ufunc: np.ufunc, array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None) -> TiledArray:
+    """numpy's `cumsum` and the like: each rank accumulates its part, after what all ranks before it have.
+
+    Where the elements of a rank are no interval, the dim is made local first; the result lies as the array does.
+    """
+    check_arithmetic(ufunc.__name__, array)
+    array = finish_sum(array) if axis is not None or len(array.layout.shape) == 1 else reshape(finish_sum(array), -1)
+    layout, at = array.layout, normalize_axis(0 if axis is None else axis, len(array.layout.shape))
+    dim, kind = layout.dims[at], OF_UFUNCS[ufunc]
+    held = [digit.axis is not None for digit in dim.digits]
+    in_order = held == sorted(held, reverse=True) if dim.pieces is None else dim.pieces.is_intervals
+    # Of a block-cyclic dim a rank has many intervals: to move it twice takes two messages a peer, not one a block.
+    if any(held) and not in_order:
+        whole = accumulate(ufunc, array.redistribute(make_dims_local(layout, [at])), at, dtype)
+        return whole.redistribute(replaced(layout, dtype=whole.layout.dtype))
+    local = compute_together(array, any(held), lambda: _reduce_part(kind, array, (at,), dtype))
+    below = ufunc.accumulate(cut_padding(array), axis=at, dtype=local.dtype)
+    if any(held):
+        gathered, mine = gather_reduced(array, (at,), local)
+        # Every rank adds up the same totals in the same order, so that all copies of a part have the same bits.
+        before = cut_padding(gathered)[(slice(None),) * at + (slice(0, mine[at]),)]
+        below = ufunc(ufunc.reduce(before, axis=at, keepdims=True, dtype=local.dtype), below)
+    return wrap_true_part(array, layout, below)
 
 
 def norm(array: TiledArray, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
@@ -191,19 +269,22 @@ def _reduce_across_ranks(kind: ReductionKind, array: TiledArray, dims: tuple[int
     # No partial layout has the operation (the largest complex number): every rank gathers the reductions of all, and
     # reduces them. The second reduction keeps the dtype of the first, which may be wider than the elements.
     dtype = local.dtype if kind in (SUM, PRODUCT) else None
-    gathered = gather_reduced(array, dims, local)
+    gathered, _ = gather_reduced(array, dims, local)
     return wrap_true_part(array, _lay_reduced(array.layout, dims), _reduce_part(kind, gathered, dims, dtype))
 
 
-def gather_reduced(array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
-    """What ranks have reduced, on all of them: one element for each rank along the axes of the reduced dims."""
+def gather_reduced(array: TiledArray, dims: tuple[int, ...], local: Array) -> tuple[TiledArray, dict[int, int]]:
+    """What ranks have reduced, on all of them: one element for each rank along the axes of the reduced dims, and which
+    of them this rank's is.
+    """
     held, every = list(array.layout.dims), list(array.layout.dims)
     for at in dims:
         digits = tuple(Digit(axis.size, axis) for axis in list_axes(array.layout.dims[at]))
         held[at] = Dim(digits, math.prod(digit.radix for digit in digits))
         every[at] = make_local_dim(held[at].size)
     gathered = wrap_true_part(array, replace(array.layout, dims=tuple(held)), local)
-    return gathered.redistribute(replace(gathered.layout, dims=tuple(every)))
+    mine = {at: int(global_indices(gathered.layout, at, array.comm.rank)[0]) for at in dims}
+    return gathered.redistribute(replace(gathered.layout, dims=tuple(every))), mine
 
 
 @lru_cache(maxsize=1024)

@@ -39,6 +39,7 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     list_axes,
     make_local_dim,
     measure_extents,
+    normalize_axes,
     normalize_axis,
     take_tile,
     unwrap_scalar,
@@ -228,6 +229,49 @@ def make_dims_local(layout: Layout, dims: Sequence[int]) -> Layout:
         to = max(others, key=lambda at: layout.shape[at])
         changed[to] = Dim((*freed, Digit(-(-layout.shape[to] // pieces), None)), layout.shape[to])
     return replace(layout, dims=tuple(changed))
+
+
+def squeeze(array: TiledArray, axis: Any = None) -> Any:
+    """The array without dims of one element, all of them or those of `axis`."""
+    shape = array.layout.shape
+    dims = [at for at, size in enumerate(shape) if size == 1] if axis is None else normalize_axes(axis, len(shape))
+    if wide := [at for at in dims if shape[at] != 1]:
+        raise ValueError(f"dims {wide} of shape {shape} have more than one element, and cannot be squeezed out")
+    return slice_array(array, tuple(0 if at in dims else slice(None) for at in range(len(shape))))
+
+
+def expand_dims(array: TiledArray, axis: Any) -> Any:
+    """The array with new dims of one element, which are dims `axis` of the result."""
+    ndim = len(array.layout.shape) + (len(cast("tuple[Any, ...]", axis)) if isinstance(axis, tuple) else 1)
+    dims = normalize_axes(axis, ndim)
+    return slice_array(array, tuple(None if at in dims else slice(None) for at in range(ndim)))
+
+
+def flip(array: TiledArray, axis: Any = None) -> Any:
+    """The array with dims in reverse, all of them or those of `axis`."""
+    dims = normalize_axes(axis, len(array.layout.shape))
+    return slice_array(
+        array, tuple(slice(None, None, -1 if at in dims else 1) for at in range(len(array.layout.shape)))
+    )
+
+
+def moveaxis(array: TiledArray, source: Any, destination: Any) -> TiledArray:
+    """The array with dims `source` at the places `destination`, the others in their order."""
+    ndim = len(array.layout.shape)
+    pair = (cast("list[Any]", each if isinstance(each, list | tuple) else [each]) for each in (source, destination))
+    froms, tos = ([normalize_axis(at, ndim) for at in each] for each in pair)
+    if len(froms) != len(tos) or len({*froms}) != len(froms) or len({*tos}) != len(tos):
+        raise ValueError(f"moveaxis from {source} to {destination}: give as many dims on both sides, each once")
+    order = [at for at in range(ndim) if at not in froms]
+    for to, at in sorted(zip(tos, froms, strict=True)):
+        order.insert(to, at)
+    return transpose(array, order)
+
+
+def stack(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
+    """Arrays beside each other along a new dim, which is local."""
+    # The new dim is local in every layout, so arrays that lie alike are joined where they are.
+    return concatenate([expand_dims(each, axis) for each in arrays], axis)
 
 
 def _list_indices(layout: Layout, key: Any) -> list[Any]:

@@ -32,6 +32,7 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     compute_together,
     cut_padding,
     finish_sum,
+    lay_whole,
     list_axes,
     make_local_dim,
     normalize_axis,
@@ -109,15 +110,14 @@ def tensordot(left: Any, right: Any, axes: Any = 2) -> Any:
 
 
 def _check_operands(name: str, left: Any, right: Any) -> tuple[TiledArray, TiledArray]:
-    for operand in (left, right):
-        if not isinstance(operand, TiledArray):
-            raise LayoutError(
-                f"{name} of a DistArray and a {type(operand).__name__}; give a DistArray (DistArray.from_global with "
-                f"root=None takes an array that every rank has)"
-            )
+    beside = left if isinstance(left, TiledArray) else cast(TiledArray, right)
+    operands = [
+        each if isinstance(each, TiledArray) else lay_whole(name, beside, each, False) for each in (left, right)
+    ]
+    for operand in operands:
         check_arithmetic(name, operand)
-    check_together(name, [left, right])
-    return finish_sum(left), finish_sum(right)
+    check_together(name, operands)
+    return finish_sum(operands[0]), finish_sum(operands[1])
 
 
 def _contract_arrays(contraction: Contraction, left: TiledArray, right: TiledArray) -> Any:

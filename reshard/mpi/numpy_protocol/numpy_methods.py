@@ -6,13 +6,14 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike
 
-from reshard.errors import TileError
+from reshard.errors import TileError, quoted
 from reshard.mpi.numpy_protocol import array_reductions, array_views, contractions
 from reshard.mpi.numpy_protocol.array_reductions import (
     ALL,
@@ -34,8 +35,11 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     cut_padding,
     finish_sum,
     is_split,
+    lay_operands,
+    lay_whole,
     layout_of_dtype,
     take_tile,
+    unwrap_scalar,
     wrap_true_part,
 )
 from reshard.mpi.tile_checks import check_not_partial, replicate_layout
@@ -92,11 +96,18 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         # `np.add.reduce(a)` comes here, `np.sum(a)` to `__array_function__`.
         if method == "reduce" and ufunc in array_reductions.OF_UFUNCS:
             return _reduce(ufunc, *inputs, **options)
+        if method == "accumulate" and ufunc in (np.add, np.multiply) and not options.keys() - {"axis", "dtype"}:
+            return array_reductions.accumulate(ufunc, *inputs, **{"axis": 0, **options})
         if method != "__call__":
             raise TypeError(f"{ufunc.__name__}.{method} of a DistArray is not implemented; {INSTEAD}")
         if ufunc is np.matmul and not options:
             return contractions.matmul(*inputs)
+        if ufunc is getattr(np, "vecdot", None) and not options:
+            left, right = lay_operands("vecdot", inputs)
+            product: Any = left.conj() * right
+            return product.sum(axis=-1, dtype=product.dtype)
         if ufunc is np.power:
+            inputs = tuple(lay_operands("power", inputs, *options.get("out", ())[:1]))
             _check_powers(inputs[0], inputs[1], options.get("dtype"))
         return call_ufunc(ufunc, inputs, options)
 
@@ -113,13 +124,33 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         # numpy's own functions pass on options that have no effect.
         nothing = np._NoValue  # pyright: ignore
         given = {key: value for key, value in kwargs.items() if value is not nothing and (key, value) != ("out", None)}
+        signature = _read_signature(run)
+        if not args and "self" in signature.parameters:  # numpy calls the array a, x, m or val.
+            args = tuple([given.pop(key) for key, value in kwargs.items() if isinstance(value, TiledArray)][:1])
         try:
             # Binding first: a wrong option is refused before any rank communicates.
-            bound = inspect.signature(run).bind(*args, **given)
+            bound = signature.bind(*args, **given)
         except TypeError as error:
-            taken = ", ".join(inspect.signature(run).parameters)
+            taken = ", ".join(signature.parameters)
             raise TypeError(f"{name} of a DistArray takes {taken} only ({error}); {INSTEAD}") from None
         return run(*bound.args, **bound.kwargs)
+
+    def __array_namespace__(self, api_version: str | None = None) -> Any:
+        """numpy, whose functions take distributed arrays; what it creates is whole on every rank, and goes along."""
+        return np
+
+    @property
+    def device(self) -> str:
+        """Where the array API standard has tiles: in the memory of the host, as numpy's arrays."""
+        return "cpu"
+
+    def to_device(self, device: str) -> Any:
+        """The array itself: its tiles are where the standard's "cpu" is."""
+        if device != "cpu":
+            raise TileError(
+                f"device {quoted(device)}: the tiles of a DistArray are in the memory of the host; give 'cpu'"
+            )
+        return self
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         """Raises `TypeError`: gathering a distributed array is never implicit."""
@@ -145,6 +176,54 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         """numpy's mean."""
         return array_reductions.mean(self, axis, dtype, keepdims=keepdims)
 
+    def var(
+        self, axis: Any = None, dtype: DTypeLike | None = None, *, ddof: float = 0, correction: float = 0,
+        keepdims: bool = False,
+    ) -> Any:  # fmt: skip
+        """numpy's variance."""
+        return unwrap_scalar(array_reductions.variance(self, axis, dtype, ddof or correction, keepdims))
+
+    def std(
+        self, axis: Any = None, dtype: DTypeLike | None = None, *, ddof: float = 0, correction: float = 0,
+        keepdims: bool = False,
+    ) -> Any:  # fmt: skip
+        """numpy's standard deviation."""
+        spread = array_reductions.variance(self, axis, dtype, ddof or correction, keepdims)
+        return unwrap_scalar(apply_to_array("std", np.sqrt, spread))
+
+    def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Any:
+        """Where the first smallest element is; NaN comes before all others."""
+        return array_reductions.locate_extremum(MINIMUM, self, axis, keepdims)
+
+    def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Any:
+        """Where the first largest element is; NaN comes before all others."""
+        return array_reductions.locate_extremum(MAXIMUM, self, axis, keepdims)
+
+    def cumsum(self, axis: int | None = None, dtype: DTypeLike | None = None) -> Any:
+        """numpy's sums of all elements so far, in the layout of the array."""
+        return array_reductions.accumulate(np.add, self, axis, dtype)
+
+    def cumprod(self, axis: int | None = None, dtype: DTypeLike | None = None) -> Any:
+        """numpy's products of all elements so far, in the layout of the array."""
+        return array_reductions.accumulate(np.multiply, self, axis, dtype)
+
+    def clip(self, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
+        """The elements, none below the first bound or above the second."""
+        low, high = min if a_min is None else a_min, max if a_max is None else a_max
+        return apply_elementwise("clip", np.clip, self, low, high)
+
+    def round(self, decimals: int = 0) -> Any:
+        """The elements, rounded to so many decimals."""
+        return apply_to_array("round", lambda part: np.round(part, decimals), self)
+
+    def squeeze(self, axis: Any = None) -> Any:
+        """A copy without dims of one element."""
+        return array_views.squeeze(self, axis)
+
+    def ravel(self) -> Any:
+        """The elements in one dim, if the layout allows that without communication."""
+        return array_views.reshape(self, -1)
+
     def any(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Whether any element is true."""
         return reduce_array(ANY, self, axis, None, keepdims)
@@ -169,9 +248,11 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         """The array with another shape, if its layout's digits allow that without communication."""
         return array_views.reshape(self, shape[0] if len(shape) == 1 else shape)
 
-    def astype(self, dtype: DTypeLike) -> Any:
-        """A copy with elements of another dtype."""
+    def astype(self, dtype: DTypeLike, *, copy: bool = True) -> Any:
+        """A copy with elements of another dtype; the array itself where it has it already and `copy` is False."""
         check_not_partial(self.layout)
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
         return wrap_true_part(self, self.layout, cut_padding(self).astype(dtype))
 
     def copy(self) -> Any:
@@ -307,11 +388,9 @@ def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: 
 
 
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
-    """numpy's `array_equal` of two distributed arrays, in any layouts."""
-    if not isinstance(a1, TiledArray) or not isinstance(a2, TiledArray):
-        raise TypeError(
-            f"array_equal of a {type(a1).__name__} and a {type(a2).__name__}: give two DistArrays; {INSTEAD}"
-        )
+    """numpy's `array_equal`, of distributed arrays in any layouts."""
+    beside = a1 if isinstance(a1, TiledArray) else cast(TiledArray, a2)
+    a1, a2 = (each if isinstance(each, TiledArray) else lay_whole("array_equal", beside, each) for each in (a1, a2))
     if a1.layout.shape != a2.layout.shape:
         return False
     one, other = _alike(a1, a2)
@@ -345,29 +424,23 @@ def _ones_like(a: TiledArray, dtype: DTypeLike | None = None) -> TiledArray:
     return full_like(a, 1, dtype)
 
 
-def _copy_array(a: NumpyMethods) -> Any:
-    return a.copy()
-
-
-def _shape_of(a: NumpyMethods) -> tuple[int, ...]:
-    return a.shape
-
-
-def _ndim_of(a: NumpyMethods) -> int:
-    return a.ndim
-
-
 def _size_of(a: NumpyMethods, axis: int | None = None) -> int:
     return a.size if axis is None else a.shape[axis]
 
 
-def _real_parts(val: NumpyMethods) -> Any:
-    return val.real
+def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    """numpy's number of elements that are not zero."""
+    return reduce_array(SUM, a != 0, axis, None, keepdims)
 
 
-def _imaginary_parts(val: NumpyMethods) -> Any:
-    return val.imag
+def _make_reader(name: str) -> Callable[..., Any]:
+    def read(self: NumpyMethods) -> Any:
+        return getattr(self, name)
 
+    return read
+
+
+_read_signature = lru_cache(inspect.signature)
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.sum: _make_reduction(SUM, typed=True),
@@ -387,14 +460,32 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.isclose: isclose,
     np.allclose: allclose,
     np.array_equal: array_equal,
-    np.copy: _copy_array,
+    np.copy: NumpyMethods.copy,
+    np.var: NumpyMethods.var,
+    np.std: NumpyMethods.std,
+    np.argmin: NumpyMethods.argmin,
+    np.argmax: NumpyMethods.argmax,
+    np.cumsum: NumpyMethods.cumsum,
+    np.cumprod: NumpyMethods.cumprod,
+    np.clip: NumpyMethods.clip,
+    np.round: NumpyMethods.round,
+    np.around: NumpyMethods.round,
+    np.count_nonzero: count_nonzero,
+    np.squeeze: array_views.squeeze,
+    np.expand_dims: array_views.expand_dims,
+    np.flip: array_views.flip,
+    np.moveaxis: array_views.moveaxis,
+    np.stack: array_views.stack,
+    np.ravel: NumpyMethods.ravel,
     np.full_like: full_like,
     np.zeros_like: _zeros_like,
     np.ones_like: _ones_like,
-    np.shape: _shape_of,
-    np.ndim: _ndim_of,
+    np.shape: _make_reader("shape"),
+    np.ndim: _make_reader("ndim"),
     np.size: _size_of,
-    np.real: _real_parts,
-    np.imag: _imaginary_parts,
+    np.real: _make_reader("real"),
+    np.imag: _make_reader("imag"),
 }
+if hasattr(np, "astype"):  # from numpy 2.1 on
+    FUNCTIONS[np.astype] = NumpyMethods.astype
 """numpy's functions that distributed arrays have."""

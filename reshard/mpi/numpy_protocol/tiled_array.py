@@ -6,6 +6,8 @@ which broadcasts as in numpy. Then no rank needs to communicate:
     a             f64[{x}2/7, 5]
     a.mean(0)     f64[5]            broadcasts: every rank has all 5
     a.T           f64[5, {x}2/7]    refused: a rank's tiles hold other elements than those of a
+
+numpy's own arrays, and lists, are whole arrays: every rank gives the same one, and uses the part that lies like `a`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from numpy.typing import NDArray
 from reshard.errors import LayoutError, TileError
 from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi.tile_checks import RAW, check_not_partial, has_layout_name
+from reshard.runtime.numpy_tiles import without_mask
+from reshard.runtime.on_mpi.global_array import global_indices
 from reshard.runtime.on_mpi.team import Comm
 from reshard.types import Digit, Dim, Layout, dtypes
 
@@ -132,7 +136,7 @@ def wrap_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray
 
 
 # To make a layout takes ten times as long as a small ufunc: those that numpy's functions make are kept.
-replaced: Callable[..., Layout] = lru_cache(maxsize=4096)(replace)
+replaced: Callable[..., Layout] = lru_cache(maxsize=4096)(cast(Any, replace))
 
 
 @lru_cache(maxsize=1024)
@@ -241,7 +245,8 @@ def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any]) 
     if not outs:
         return apply_elementwise(name, lambda *parts: ufunc(*parts, **options), *inputs)
     # Without an array among the inputs, as in np.add(1, 2, out=a), the first output gives the layout.
-    layout = align_layouts(name, _list_arrays(name, [*inputs, *outs])[: -len(outs)] or outs)
+    inputs = lay_operands(name, inputs, outs[0])
+    layout = align_layouts(name, [each for each in inputs if isinstance(each, TiledArray)] or outs)
     for out in outs:
         if replace(out.layout, dtype=layout.dtype) != layout:
             raise LayoutError(
@@ -254,9 +259,10 @@ def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any]) 
 
 def apply_elementwise(name: str, function: Callable[..., Any], *operands: Any) -> Any:
     """Applies a function to the true parts of distributed arrays, and to numbers; a tuple of results stays one."""
-    arrays = _list_arrays(name, operands)
+    laid = lay_operands(name, operands)
+    arrays = [each for each in laid if isinstance(each, TiledArray)]
     layout = align_layouts(name, arrays)
-    results = function(*map(_cut_operand, operands))
+    results = function(*map(_cut_operand, laid))
     if isinstance(results, tuple):
         return tuple(wrap_true_part(arrays[0], layout, each) for each in cast("tuple[Any, ...]", results))
     return wrap_true_part(arrays[0], layout, results)
@@ -300,16 +306,44 @@ def _align_layouts(name: str, layouts: tuple[Layout, ...]) -> Layout:
     )
 
 
-def _list_arrays(name: str, operands: Sequence[Any]) -> list[TiledArray]:
-    """The distributed arrays among operands; raises `LayoutError` for other arrays than numbers."""
-    arrays = [operand for operand in operands if isinstance(operand, TiledArray)]
-    for operand in operands:
-        if not isinstance(operand, TiledArray) and np.ndim(operand):
-            raise LayoutError(
-                f"{name} of a DistArray and an array of shape {np.shape(operand)}; give a number, or a DistArray of "
-                f"layout {arrays[0].layout}"
-            )
-    return arrays
+def lay_operands(name: str, operands: Sequence[Any], like: TiledArray | None = None) -> Sequence[Any]:
+    """The operands of a function, whole arrays among them as distributed ones beside the one with most dims, or `like`.
+
+    Raises `LayoutError` for what is neither an array nor a number.
+    """
+    if all([isinstance(each, TiledArray) or type(each) in _NUMBERS for each in operands]):
+        return operands
+    arrays = [each for each in operands if isinstance(each, TiledArray)] or [cast(TiledArray, like)]
+    beside = max(arrays, key=lambda array: len(array.layout.dims))
+    return [
+        each if isinstance(each, TiledArray) or not np.ndim(each) else lay_whole(name, beside, each)
+        for each in operands
+    ]
+
+
+_NUMBERS = {int, float, complex, bool, np.float64, np.int64, type(None)}
+"""Types of numbers that need no second look: most are."""
+
+
+def lay_whole(name: str, array: TiledArray, given: Any, split: bool = True) -> TiledArray:
+    """An array that every rank has whole, as a distributed one; with `split`, dims are as those of another array."""
+    if not isinstance(given, np.ndarray | list | tuple):
+        raise LayoutError(
+            f"{name} of a DistArray and a {type(given).__name__} of shape {np.shape(given)}; give a number, numpy's "
+            f"array of all elements, or a DistArray of layout {array.layout}"
+        )
+    whole = without_mask(given)
+    at_hand = array.layout.dims[-whole.ndim :] if split and whole.ndim else ()
+    beside = [*[SINGLE] * (whole.ndim - len(at_hand)), *at_hand]
+    dims = [
+        SINGLE if size == 1 else dim if dim.size == size else make_local_dim(size)
+        for dim, size in zip(beside, whole.shape, strict=True)
+    ]
+    layout = Layout(array.layout.mesh, tuple(dims), name_dtype(whole.dtype))
+    for at, dim in enumerate(dims):
+        if list_axes(dim):
+            whole = whole.take(global_indices(layout, at, array.comm.rank), at)
+    return wrap_true_part(array, layout, whole.copy() if whole is given else whole)
 
 
 def _cut_operand(operand: Any) -> Any:
