@@ -122,7 +122,7 @@ def variance(
     count = math.prod(array.layout.shape[at] for at in dims) - ddof
     # Half precision is computed with in float32, as numpy does, and rounded at the end.
     half = dtype is None and take_tile(array).dtype == np.float16
-    # The mean first: sums of squares less the square of the sum would cancel where the mean is large, as numpy's do not.
+    # The mean first: the mean of squares less the square of the mean would cancel where the mean is large.
     center = mean(array, axis, np.float32 if half else dtype, keepdims=True)
 
     def square(part: Array, mid: Any) -> Any:
