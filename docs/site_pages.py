@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import runpy
-from html import escape
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
@@ -23,7 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PYODIDE = Path(os.environ.get("RESHARD_NODE_MODULES", ROOT / ".venv" / "node" / "node_modules")) / "pyodide"
 _FENCED_OR_LINK = re.compile(r"^```.*?^```\s*?$|\]\(([^)\s:]+)\)", re.MULTILINE | re.DOTALL)
 _ENTRY = re.compile(
-    r'<h2 id="([\w.]+)" class="doc doc-heading">.*?<div class="doc doc-contents[^>]*>\s*<p>(.*?)</p>', re.DOTALL
+    r'<h2 id="([\w.]+)" class="doc doc-heading">.*?<div class="doc doc-contents[^>]*>'
+    r'(?:\s*<p class="doc doc-class-bases">.*?</p>)?\s*<p>(.*?)</p>(?:\s*<p>(.*?)</p>)?',
+    re.DOTALL,
 )
 
 
@@ -80,13 +81,17 @@ def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files
     """A page of the reference begins with a table of what it has, each with the first lines of its docstring; a table
     that is wider than the screen can be scrolled by the keyboard.
     """
-    entries: list[tuple[str, str]] = _ENTRY.findall(html) if "::: reshard" in (page.markdown or "") else []
-    rows = "".join(
-        f'<tr><td><a href="#{name}"><code>{escape(name.rpartition(".")[2])}</code></a></td><td>{words}</td></tr>'
-        for name, words in entries
-    )
-    table = f"<table><thead><tr><th>name</th><th>what it is</th></tr></thead><tbody>{rows}</tbody></table>"
-    if rows:
+    entries: list[list[str]] = [*map(list, _ENTRY.findall(html))] if "::: reshard" in (page.markdown or "") else []
+    heads = ["name", "what it is"]
+    if page.file.src_uri.endswith("errors.md"):
+        heads = ["name", "what it means", "what to do"]
+    rows = [
+        heads,
+        *([f'<a href="#{name}"><code>{name.rpartition(".")[2]}</code></a>', *words] for name, *words in entries),
+    ]
+    if entries:
+        lines = ("".join(f"<td>{cell}</td>" for cell in row[: len(heads)]) for row in rows)
+        table = f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>".replace("td>", "th>", 2 * len(heads))
         html = html.replace('<div class="doc doc-object', f'{table}<div class="doc doc-object', 1)
     around = '<div class="table" role="group" aria-label="table" tabindex="0"><table class="plain">'
     return re.sub(r"<table>(.*?</table>)", rf"{around}\1</div>", html, flags=re.DOTALL)

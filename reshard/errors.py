@@ -38,75 +38,130 @@ class ReshardError(ValueError):
 
 
 class CallError(ReshardError, TypeError):
-    """A call with an argument that the function does not have, or without one that it needs."""
+    """A call with an argument that the function does not have, or without one that it needs.
+
+    The message shows the signature; give the arguments that it names.
+    """
 
 
 class MeshError(ReshardError):
-    """An invalid mesh, axis or sub-axis, or two meshes that do not fit together."""
+    """An invalid mesh, axis or sub-axis, or two meshes that do not fit together.
+
+    Compare the mesh with the axes that the layouts use; sizes are whole numbers of at least 1.
+    """
 
 
 class LayoutError(ReshardError):
-    """A layout that breaks one of the invariants of `docs/reference/language.md`."""
+    """A layout that breaks one of the invariants of `docs/reference/language.md`.
+
+    The message names the dim and the rule; `docs/reference/language.md` has an example of each.
+    """
 
 
 class NotationError(ReshardError):
-    """Text in one of the notations (that of reshard, JAX, Shardy, HLO) that does not parse."""
+    """Text in one of the notations (that of reshard, JAX, Shardy, HLO) that does not parse.
+
+    The message quotes the place; `docs/reference/cheat-sheet.md` has every notation.
+    """
 
 
 class StepError(ReshardError):
-    """A step that the typing rule of its kind refuses."""
+    """A step that the typing rule of its kind refuses.
+
+    `rs.plan` makes steps that follow the rules; compare your own with those of its plan.
+    """
 
 
 class PlanError(ReshardError):
-    """A request that is not a redistribution, or steps that do not lead from the source to the target."""
+    """A request that is not a redistribution, or steps that do not lead from the source to the target.
+
+    Source and target have one shape and dtype, unless `rs.Move` has a view, or `cast=True`.
+    """
 
 
 class NetworkError(ReshardError):
-    """An incomplete network description, or one with values out of range."""
+    """An incomplete network description, or one with values out of range.
+
+    Take a preset, or give every axis of the mesh a `Link`; `reshard calibrate` measures one.
+    """
 
 
 class ProgramError(ReshardError):
-    """A StableHLO program that does not parse or that the compiler pass cannot transform."""
+    """A StableHLO program that does not parse or that the compiler pass cannot transform.
+
+    Give a function that `jax.jit` takes, or the whole text of a module; the message says which place of it is wrong.
+    """
 
 
 class SpliceError(ReshardError):
-    """A compiled module into which a fragment cannot be spliced; it is left as it was."""
+    """A compiled module into which a fragment cannot be spliced; it is left as it was.
+
+    Nothing is lost: the program runs as XLA compiled it.
+    """
 
 
 class StrictError(ReshardError):
-    """In strict mode: a compiled module that still rebuilds an array or exceeds its budget."""
+    """In strict mode: a compiled module that still rebuilds an array or exceeds its budget.
+
+    `reshard doctor` names the line; move there with `reshard.jax.redistribute`, or give more budget.
+    """
 
 
 class TileError(ReshardError):
-    """Tiles given to a runtime that do not fit the source layout."""
+    """Tiles given to a runtime that do not fit the source layout.
+
+    Compare shapes and dtypes with `layout.tile_shape`; `layout.tiles(array)` cuts an array into right ones.
+    """
 
 
 class FileError(ReshardError):
-    """A file that is not what it says, or is not there: names file, tensor and byte, what was found and expected."""
+    """A file that is not what it says, or is not there: names file, tensor and byte, what was found and expected.
+
+    Look at the named file and byte; `rs.files.check` compares all of it with its checksums.
+    """
 
 
 class ChecksumError(FileError):
-    """Bytes of a file that are not those that were saved."""
+    """Bytes of a file that are not those that were saved.
+
+    Fetch the file again, or load an older step.
+    """
 
 
 class MissingTensorError(FileError):
-    """Tensors that a file does not have, or that no target takes."""
+    """Tensors that a file does not have, or that no target takes.
+
+    Compare the names with `rs.files.open(path)`; a table of `rs.names` maps names to names.
+    """
 
 
 class AgreementError(ReshardError):
-    """Ranks called one collective operation with different requests; raised on all of them."""
+    """Ranks called one collective operation with different requests; raised on all of them.
+
+    Nothing has moved. The message says what differs; make the same call on all ranks.
+    """
 
 
 class VersionError(AgreementError):
-    """An update that does not start from what is held: it was applied already, or one before it is missing."""
+    """An update that does not start from what is held: it was applied already, or one before it is missing.
+
+    Apply the updates from the version that the message names, in their order, or move all of the array.
+    """
 
 
 class RankError(ReshardError):
-    """A rank failed or did not answer in time while data were moving; raised on all other ranks."""
+    """A rank failed or did not answer in time while data were moving; raised on all other ranks.
+
+    The message quotes what failed on the other rank. Sources are unchanged unless donated; all ranks go on from one
+    place.
+    """
 
 
 class ProofError(ReshardError):
-    """A plan's program is wrong. The numpy runtime confirmed `counterexample`, which says where."""
+    """A plan's program is wrong. The numpy runtime confirmed `counterexample`, which says where.
+
+    Mend the transfers if you made them. If `rs.plan` did, do not run the plan, and report the counterexample.
+    """
 
     def __init__(self, message: str, counterexample: object) -> None:
         super().__init__(message)
@@ -114,11 +169,17 @@ class ProofError(ReshardError):
 
 
 class UndecidedError(ReshardError):
-    """A claim of a proof could be neither proved nor refuted; the message says which, and why."""
+    """A claim of a proof could be neither proved nor refuted; the message says which, and why.
+
+    Nothing was found to be wrong. Prove fewer or smaller arrays at a time.
+    """
 
 
 class BudgetError(ReshardError):
-    """No plan meets the memory budget; `smallest` is the smallest budget that one meets, in bytes."""
+    """No plan meets the memory budget; `smallest` is the smallest budget that one meets, in bytes.
+
+    Give `smallest` or more, or donate the source.
+    """
 
     def __init__(self, message: str, smallest: int) -> None:
         super().__init__(message)
