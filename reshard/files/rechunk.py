@@ -315,7 +315,8 @@ def _read_chunks(
         named = {dim for names in dims.values() for dim in names or () if dim is not None}
         unknown = [dim for dim in table if dim not in named]
         if unknown:
-            cure = did_you_mean(unknown[0], named)
+            known = f"name one of {', '.join(sorted(named))}" if named else "no dim has a name: give a size for each"
+            cure = did_you_mean(unknown[0], named) or f"; {known}"
             raise FileError(f"{what} name the dim {quoted(unknown[0])}, which no array has{cure}")
         asked = {name: given for name, names in dims.items() if set(names or ()) & set(table)}
     # By names of arrays: their values are sizes themselves.
