@@ -9,10 +9,10 @@ const [site, ...options] = process.argv.slice(2);
 const option = name => options.includes(name) ? options[options.indexOf(name) + 1] : null;
 const pictures = option("--pictures"), only = option("--only") ?? "";
 const PAGES_AT_ONCE = 3;
-const PUBLISHED = /\.(html|css|js|mjs|map|json|svg|png|wasm|zip|xml|gz|inv)$/;
+const PUBLISHED = /\.(html|css|js|map|json|svg|png|xml|gz|inv)$|^playground\//;
 const [browser, missing] = await startBrowser(["--remote-debugging-port=9333"]);
 if (!browser) {
-  console.log(`the site is not read in a browser, since none starts here: ${missing}`);
+  console.log(`no browser starts here, so nobody has read the site: ${missing}`);
   process.exit(0);
 }
 const [server, address] = await serve(site);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,51 @@ def test_notebooks_and_the_changelog_are_pages_whose_links_lead_to_pages(site: P
     assert 'href="../../reference/language/"' in first and first.count('src="../01_query_plans_output') > 2
     assert 'href="../reference/language/"' in (site / "changelog" / "index.html").read_text(encoding="utf-8")
     assert not [path for path in site.rglob("*") if path.suffix in (".ipynb", ".md", ".py", ".pyc")]
+
+
+NODE_MODULES = Path(os.environ.get("RESHARD_NODE_MODULES", Path(sys.prefix) / "node" / "node_modules"))
+WRONG = """<!doctype html><html lang="en"><title>t</title><body><main><article><h1>t</h1>
+<a href="none/">gone</a> <a href="data.ipynb">a notebook</a> <a href="two/#nothing">two</a> <img src="two/a.svg">
+<pre style="overflow: hidden; width: 80px">a line of code that is longer than its place</pre>
+<div class="doc-object doc-module"><h2 class="doc-heading" id="f">f</h2><div class="doc-contents">Words.</div></div>
+<div class="doc-object doc-function"><h2 class="doc-heading" id="g">g</h2></div>
+<script src="https://elsewhere.example/a.js"></script></article></main></body></html>
+"""
+FOUND = """\
+/: 1400 px, light: image-alt: <img src="two/a.svg">
+/: 1400 px: pre is cut at 80 of
+/: 400 px: pre is cut at 80 of
+/: f is shown as a module
+/: g has no docstring
+/: g has no signature
+/: loads https://elsewhere.example/a.js from elsewhere
+/: the link "a notebook" downloads /data.ipynb
+/: the link "gone" leads to /none/, which is not there
+/: /two/ has no #nothing
+/__pycache__/a.pyc: is published, and is no page
+/data.ipynb: is published, and is no page
+/three/index.html: is reached by no link
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("node") and NODE_MODULES.exists()), reason="make docs brings what this needs")
+def test_the_crawl_finds_what_is_wrong(tmp_path: Path):
+    right = (
+        '<!doctype html><html lang="en"><title>t</title><body><main><article><h1>t</h1></article></main></body></html>'
+    )
+    files = {"index.html": WRONG, "two/index.html": right, "three/index.html": right, "404.html": right}
+    files |= {"data.ipynb": "{}", "__pycache__/a.pyc": "", "two/a.svg": '<svg xmlns="http://www.w3.org/2000/svg"/>'}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    env = {**os.environ, "RESHARD_NODE_MODULES": str(NODE_MODULES)}
+    line = ["node", str(ROOT / "docs" / "crawl.mjs"), str(tmp_path)]
+    crawl = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, check=False)
+    if "no browser" in crawl.stdout:
+        pytest.skip(crawl.stdout)
+    *problems, last = crawl.stdout.splitlines()
+    wanted = FOUND.splitlines()
+    assert [problem for problem in problems if not problem.startswith(tuple(wanted))] == [], crawl.stderr
+    assert [each for each in wanted if not any(problem.startswith(each) for problem in problems)] == []
+    assert crawl.returncode == 1 and last.startswith("2 pages")
