@@ -1,6 +1,7 @@
-"""A gather of neighbours' rows beside the same by hand: packing, `Ineighbor_alltoallv` on a graph of ranks, `Wait`.
+"""A gather of neighbours' rows, or a move to few, beside the same by hand: packing, `Ineighbor_alltoallv` on a graph of
+ranks, `Wait`.
 
-    reshard run -n 4 benchmarks/mpi_neighbours.py [--seed N] [--nodes 4] [--repeats 15] [--cases 6]
+    reshard run -n 4 benchmarks/mpi_neighbours.py [--seed N] [--nodes 4] [--repeats 15] [--cases 6] [--moves]
     python benchmarks/mpi_neighbours.py --sizes 16 1024 16384
 
 The first case is the mesh of examples/neighbour_averaging.py. Each other one is a random graph whose vertices lie in
@@ -15,8 +16,13 @@ Seconds are medians of the slowest rank; what is printed are ratios to `by hand`
 `--nodes` the ranks are on as many pretended nodes, and rows go in messages in place of shared memory. The seed is
 printed; `--seed` repeats one.
 
+With `--moves`, rows by owner move to a table in which some are the next rank's, or, on more than 4 ranks, that of the
+one before last: `to = prepare(source, target, comm)`, then `to(tile, out=out)`, beside `redistribute(tile, source,
+target, comm, out=out)` and by hand, which copies the rows that stay, too.
+
 With `--sizes`, in one process: what one rank takes to make out whom to ask for what, in jobs of so many ranks, where it
-has 1,000 rows and needs 100 of each of ten others. Seconds are medians, with nothing cached but the layout's table.
+has 1,000 rows and needs 100 of each of ten others; and the same of a move of as many rows, whom it takes them from and
+gives them to. Seconds are medians, with nothing cached but the layouts' tables.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,8 +40,11 @@ from mpi4py import MPI
 
 import reshard as rs
 from examples.neighbour_averaging import POINTS, VALUES, make_mesh
-from reshard.lower.to_mpi import pick_boxes
-from reshard.mpi import DistArray
+from reshard.geometry.overlap import list_alike
+from reshard.lower.to_mpi import Picks, pick_boxes
+from reshard.lower.to_mpi.peer_table import share_tiles
+from reshard.mpi import DistArray, prepare, redistribute
+from reshard.runtime.on_mpi.fetch import parts_of_move
 from reshard.runtime.on_mpi.team import team_of
 
 COMM = MPI.COMM_WORLD
@@ -95,6 +105,81 @@ def prepare_by_hand(tile: np.ndarray, owners: np.ndarray, needed: np.ndarray) ->
     return exchange
 
 
+def draw_move(choose: random.Random) -> tuple[rs.Layout, rs.Layout, np.ndarray, np.ndarray]:
+    """Two layouts of rows by owner, and who owns each: a few rows go to ranks that are near."""
+    vertices, width = choose.choice([400, 4_000, 40_000]), choose.choice([1, 8, 32, 256])
+    vertices = 4_000 if vertices * width > 4_000_000 else vertices
+    seeded, mesh = np.random.default_rng(choose.randrange(1 << 30)), rs.Mesh(x=COMM.size)
+    before = np.minimum(np.arange(vertices) * COMM.size // vertices, COMM.size - 1)
+    if choose.random() < 0.5:
+        before = seeded.integers(0, COMM.size, vertices)
+    steps = [1, COMM.size - 2] if COMM.size > 4 else [1]
+    moved = seeded.random(vertices) < choose.choice([0.02, 0.2, 0.5])
+    after = np.where(moved, (before + seeded.choice(steps, vertices)) % COMM.size, before)
+    source, target = (rs.Layout.from_owners(each, mesh, (vertices, width), "f64") for each in (before, after))
+    return source, target, before, after
+
+
+def prepare_move_by_hand(before: np.ndarray, after: np.ndarray, out: np.ndarray) -> Callable[[np.ndarray], object]:
+    """What a program with a neighbour collective does for a move between two tables of owners."""
+    rank, width = COMM.rank, out.shape[1]
+    mine, theirs = np.flatnonzero(before == rank), np.flatnonzero(after == rank)
+    to, by = after[mine], before[theirs]
+    sinks, sources = ([int(r) for r in np.unique(each) if r != rank] for each in (to, by))
+    graph = COMM.Create_dist_graph_adjacent(sources, sinks)
+    stays = np.flatnonzero(to == rank), np.flatnonzero(by == rank)
+    none = np.empty(0, np.int64)
+    packed = np.concatenate([none, *[np.flatnonzero(to == r) for r in sinks]])
+    put = np.concatenate([none, *[np.flatnonzero(by == r) for r in sources]])
+    sent, got = np.empty((len(packed), width)), np.empty((len(put), width))
+    counts = [[int(np.count_nonzero(of == r)) * width for r in ranks] for of, ranks in ((to, sinks), (by, sources))]
+    starts = [np.cumsum([0, *count])[:-1].tolist() for count in counts]
+
+    def exchange(tile: np.ndarray) -> None:
+        np.take(tile, packed, axis=0, out=sent, mode="clip")
+        send: Any = [sent, (counts[0], starts[0]), MPI.DOUBLE]
+        receive: Any = [got, (counts[1], starts[1]), MPI.DOUBLE]
+        request = graph.Ineighbor_alltoallv(send, receive)
+        out[stays[1]] = tile[stays[0]]
+        request.Wait()
+        out[put] = got
+
+    return exchange
+
+
+def time_moves(choose: random.Random, options: argparse.Namespace) -> None:
+    """Prints the ratios of the moves of all cases."""
+    ratios: list[tuple[float, float]] = []
+    if COMM.rank == 0:
+        print("rows received   bytes a row   by hand us   handle   redistribute")
+    for _ in range(options.cases):
+        source, target, before, after = draw_move(choose)
+        whole = np.random.default_rng(1).normal(size=source.shape)
+        tile, out, by_hand = (np.zeros(end.tile_shape) for end in (source, target, target))
+        tile[: np.count_nonzero(before == COMM.rank)] = whole[before == COMM.rank]
+        exchange, count = prepare_move_by_hand(before, after, by_hand), np.count_nonzero(after == COMM.rank)
+        with prepare(source, target, COMM) as handle:
+            handle(tile, out=out)
+            exchange(tile)
+            assert np.array_equal(out[:count], whole[after == COMM.rank]) and np.array_equal(
+                out[:count], by_hand[:count]
+            )
+            ways: dict[str, Callable[[], object]] = {
+                "by hand": partial(exchange, tile),
+                "handle": partial(handle, tile, out=out),
+                "redistribute": partial(redistribute, tile, source, target, COMM, out=out),
+            }
+            taken = time_ways(ways, options.repeats)
+        most = COMM.allreduce(int(np.count_nonzero((after == COMM.rank) & (before != COMM.rank))), MPI.MAX)
+        ratios.append((taken["handle"] / taken["by hand"], taken["redistribute"] / taken["by hand"]))
+        if COMM.rank == 0:
+            row = 8 * source.shape[1]
+            print(f"{most:13,}{row:14,}{taken['by hand'] * 1e6:13.1f}{ratios[-1][0]:9.2f}{ratios[-1][1]:15.2f}")
+    if COMM.rank == 0:
+        one, other = (statistics.median(each) for each in zip(*ratios, strict=True))
+        print(f"median ratio to by hand: handle {one:.2f}, redistribute {other:.2f}")
+
+
 def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Median seconds of each way, of the slowest rank, in turns."""
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -118,19 +203,37 @@ def list_figures(size: int, seed: int) -> str:
     owners[order.ravel()] = np.repeat(np.arange(size), 1_000)
     others = (rank + np.array([-5, -4, -3, -2, -1, 1, 2, 3, 4, 5])) % size
     runs = (others[:, None] * 1_000 + 600 + seeded.permutation(400)[:100]).ravel()
+    nodes, picks = tuple(range(size)), Picks([], [])
     for layout, needed in (
         (rs.Layout.from_sizes(sizes, mesh, (size * 1_000, 16), "f64"), runs),
         (rs.Layout.from_owners(owners, mesh, (size * 1_000, 16), "f64"), order[others, :100].ravel()),
     ):
         taken: list[float] = []
-        nodes, columns = tuple(range(size)), np.arange(16)
+        columns = np.arange(16)
         for _ in range(20):
             start = time.perf_counter()
             picks = pick_boxes(layout, [needed, columns], rank, nodes)
             taken.append(time.perf_counter() - start)
         rows = sum(box.elements for box in picks.boxes) // 16
         shown.append(f"{len(picks.boxes):11}{rows:8,}{statistics.median(taken) * 1e3:9.3f}")
-    return "".join(shown)
+    # A move in which each rank gives ten others 50 of its thousand rows.
+    near = (np.arange(size)[:, None] + np.array([-5, -4, -3, -2, -1, 1, 2, 3, 4, 5])) % size
+    after = np.repeat(np.arange(size), 1_000).reshape(size, 1_000)
+    after[:, 500:] = np.repeat(near, 50, axis=1)
+    target, taken = rs.Layout.from_owners(after.ravel(), mesh, (size * 1_000, 16), "f64"), []
+    source = rs.Layout.from_sizes([1_000] * size, mesh, target.shape, "f64")
+    parts = parts_of_move(source, target, rank, nodes, 8)
+    for _ in range(20):
+        for cached in (share_tiles, list_alike):
+            cached.cache_clear()
+        start = time.perf_counter()
+        parts = parts_of_move(source, target, rank, nodes, 8)
+        taken.append(time.perf_counter() - start)
+    rows = sum(part.elements for part in parts.received) // 16
+    return (
+        "".join(shown)
+        + f"{len(parts.received) + len(parts.sent or ()):11}{rows:8,}{statistics.median(taken) * 1e3:9.3f}"
+    )
 
 
 def main() -> None:
@@ -139,18 +242,25 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cases", type=int, default=6)
+    parser.add_argument("--moves", action="store_true")
     parser.add_argument("--sizes", type=int, nargs="*")
     options = parser.parse_args()
     seed = COMM.bcast(random.randrange(10**6) if options.seed is None else options.seed)
     choose = random.Random(seed)
     if options.sizes:
-        print(f"seed {seed}\n   ranks   messages    rows       ms   by owner    rows       ms")
+        print(
+            f"seed {seed}\n   ranks   messages    rows       ms   by owner    rows       ms      moved    rows       ms"
+        )
         for size in options.sizes:
             print(list_figures(size, seed))
         return
     team_of(COMM, nodes=options.nodes)
     if COMM.rank == 0:
         print(f"seed {seed}, {COMM.size} ranks, {options.nodes} nodes, {MPI.Get_library_version().split(',')[0][:24]}")
+    if options.moves:
+        time_moves(choose, options)
+        return
+    if COMM.rank == 0:
         print("rows received   bytes a row   by hand us   prepared   once")
     ratios: list[tuple[float, float]] = []
     for case in range(options.cases):

@@ -6,32 +6,31 @@ halo      the box of this rank's tile, with more indices before and after it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import LayoutError, PlanError, RankError, TileError, quoted
+from reshard.errors import LayoutError, TileError, quoted
 from reshard.geometry.holders import tile_of
 from reshard.lower.to_mpi import (
     Picks,
     devices_by_id,
     join_neighbours,
     locate_indices,
-    measure_along,
     pick_boxes,
     seat_of,
 )
-from reshard.mpi.handles import StartedMove
+from reshard.mpi.handles import FetchCalls, StartedMove
 from reshard.mpi.tile_checks import check_layout, check_not_partial
 from reshard.runtime.account import begin_account, measures
 from reshard.runtime.on_mpi.collective import collective
-from reshard.runtime.on_mpi.fetch import Fetch
+from reshard.runtime.on_mpi.copies.strided_copy import find_word_dtype, view_as_words
+from reshard.runtime.on_mpi.fetch import Fetch, parts_of_picks
 from reshard.runtime.on_mpi.global_array import index_ranges
 from reshard.runtime.on_mpi.prepare import check_seats
-from reshard.runtime.on_mpi.team import Comm, Team, Watch, check_alive, report_failure
+from reshard.runtime.on_mpi.team import Comm, Team, Watch
 from reshard.runtime.on_mpi.window_tiles import NOWHERE, Posted, WindowTile, locate_tile, post_tile
 from reshard.types import Layout
 from reshard.types.whole import read_items, whole
@@ -224,9 +223,9 @@ def make_fetch(
 
     with collective(array.comm, limit, prepare, request, posting) as (team, watch, (held, wanted)):
         posted = zip(team.members, team.posted(), strict=True)
-        places = {rank: Posted(*words[: len(NOWHERE)]).place for rank, words in posted}
-        shape = array.layout.tile_shape
-        fetch = Fetch(team, watch, held.tile, wanted.picks, places, shape, lasting)
+        places = {rank: at for rank, words in posted if (at := Posted(*words[: len(NOWHERE)]).place) > 0}
+        parts, dtype = parts_of_picks(wanted.picks, team.rank), find_word_dtype(held.tile.itemsize)
+        fetch = Fetch(team, watch, parts, places, dtype, array.layout.tile_shape, lasting)
         result = None if lasting else begin_fetch(fetch, watch, array, wanted, rows, None)(watch)
     return fetch, wanted, cast("Array | None", result)  # What is wrong with the rows has been found before.
 
@@ -248,13 +247,13 @@ def begin_fetch(
     if measures():
         account, device = begin_account(array.layout.dtype), fetch.team.rank
         account.take(device, tile.size + result.size)
-        account.receive(device, sum(box.elements for box in fetch.received))
-    fetch.begin(watch)
+        account.receive(device, sum(part.elements for part in fetch.received))
+    fetch.begin(watch, view_as_words(tile))
 
     def finish(watch: Watch) -> Array | TileError:
         if wanted.held is not None and held is not None:
             result[wanted.held[0]] = held[wanted.held[1]]
-        fetch.finish(watch, result)
+        fetch.finish(watch, view_as_words(result))
         return result if error is None else error
 
     return finish
@@ -269,25 +268,29 @@ class RowGather:
     """
 
     def __init__(self, array: ArrayInTiles, want: Want, what: str, limit: float) -> None:
-        self._array, self._want, self._what, self._limit = array, want, what, limit
-        self._started: StartedMove | None = None
-        self._freed = False
-        self._fetch, self._wanted, _ = make_fetch(array, want, what, None, limit, True)
+        self._array = array
+        self._wanted: Wanted | None = None
+
+        def make() -> Fetch:
+            fetch, self._wanted, _ = make_fetch(array, want, what, None, limit, True)
+            return fetch
+
+        self._calls = FetchCalls(array.comm, limit, make)
 
     @property
     def received_rows(self) -> int:
         """How many rows, or parts of rows, come from other ranks in each call."""
-        return sum(measure_along(box.here[0]) for box in self._fetch.received)
+        return sum(part.extents[0] for part in self._calls.fetch.received)
 
     @property
     def received_bytes(self) -> int:
         """How many bytes come from other ranks in each call."""
-        return sum(box.elements for box in self._fetch.received) * self._array.held.tile.itemsize
+        return sum(part.elements for part in self._calls.fetch.received) * self._array.held.tile.itemsize
 
     @property
     def neighbours(self) -> tuple[int, ...]:
         """The ranks that something comes from, or goes to, in ascending order."""
-        return self._fetch.neighbours
+        return self._calls.fetch.neighbours
 
     def gather(self, held_rows: object = None, *, out: object = None) -> Array:
         """The rows in the order of their indices, or the box; `held_rows` are those of `have_indices`.
@@ -295,16 +298,7 @@ class RowGather:
         Until all neighbours have made the call as well, the tile must not change: this returns when they have. Raises
         `TileError` for arguments that do not fit, on this rank alone: the others have their rows.
         """
-        fetch, release = self._take_turn()
-        try:
-            with report_failure(fetch.team, f"fetch {fetch.team.fetched}: "):
-                watch = Watch(fetch.team, self._limit)
-                result = begin_fetch(fetch, watch, self._array, self._wanted, held_rows, out)(watch)
-        finally:
-            release()
-        if isinstance(result, TileError):
-            raise result
-        return result
+        return self._calls.run(lambda fetch, watch: self._begin(fetch, watch, held_rows, out))
 
     __call__ = gather
 
@@ -314,57 +308,16 @@ class RowGather:
         What this rank has others send is under way meanwhile. One call of a handle is under way at a time: the next one
         finishes it first.
         """
-        fetch, release = self._take_turn()
-        try:
-            with report_failure(fetch.team, where := f"fetch {fetch.team.fetched}: "):
-                watch = Watch(fetch.team, self._limit)
-                finish = begin_fetch(fetch, watch, self._array, self._wanted, held_rows, out)
-        finally:
-            release()
+        return self._calls.start(lambda fetch, watch: self._begin(fetch, watch, held_rows, out))
 
-        def end() -> Array:
-            turn = fetch.team.turns.take(time.monotonic() + self._limit)
-            try:
-                with report_failure(fetch.team, where):
-                    result = finish(Watch(fetch.team, self._limit))
-            finally:
-                turn.release()
-            if isinstance(result, TileError):
-                raise result
-            return result
-
-        self._started = StartedMove(end)
-        return self._started
-
-    def _take_turn(self) -> tuple[Fetch, Callable[[], None]]:
-        """This thread's turn for the next call, and what gives it back."""
-        if self._started is not None:
-            self._started.finish()
-            self._started = None
-        if self._freed:
-            raise PlanError("this handle has been freed; prepare another one")
-        check_alive(self._array.comm)
-        team = self._fetch.team
-        team.fetched += 1
-        if not team.alive:
-            # Ranks do not wait for each other before they fail: this one may be late for a call that has failed. After
-            # it, and after one that was made in vain, all ranks prepare the handle anew.
-            where = f"fetch {team.fetched}: "
-            failed = [f"rank {rank}: {text}" for rank, text in team.failures().items() if text.startswith(where)]
-            if failed:
-                raise RankError(f"the call ended on all ranks, because one failed: {'; '.join(failed)}")
-            self._fetch, self._wanted, _ = make_fetch(self._array, self._want, self._what, None, self._limit, True)
-        turns = self._fetch.team.turns
-        release = turns.free if turns.take_again() else turns.take(time.monotonic() + self._limit).release
-        return self._fetch, release
+    def _begin(self, fetch: Fetch, watch: Watch, rows: object, out: object) -> Callable[[Watch], Array | TileError]:
+        return begin_fetch(fetch, watch, self._array, cast(Wanted, self._wanted), rows, out)
 
     def free(self) -> None:
         """Releases what the handle keeps, on this rank only; may be called any number of times. The handle cannot be
         called again.
         """
-        if self._started is not None:
-            self._started.finish()
-        self._freed, self._started = True, None
+        self._calls.free()
 
     def __enter__(self) -> Self:
         return self

@@ -101,7 +101,7 @@ def _moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
             check_tile(target, comm.rank, out, comm)
             assert max(comm.allgather(memory.received_bytes)) == plan.received_bytes
             begun = handle.start(given)
-            if plan.steps and source.tile_bytes <= STAGED:
+            if plan.steps and source.tile_bytes <= STAGED and handle.neighbours is None:
                 given[...] = 0  # It has been staged.
             check_tile(target, comm.rank, begun.wait(), comm)
             assert begun.wait() is begun.wait()

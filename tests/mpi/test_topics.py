@@ -41,6 +41,8 @@ FAST = {
         "by_node.joined",
         "again.moves",
         "again.sums",
+        "neighbours.sampled",
+        "neighbours.late",
         "strides.sampled",
         "trees.own_readers",
         "loading.few_loads",
@@ -81,11 +83,21 @@ SLOW = [
     ),
     (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
     (4, ["loading.random_loads", "loading.owners"]),
-    (4, ["gathering.rows", "gathering.halos", "gathering.mistakes"]),
+    (4, ["gathering.rows", "gathering.halos", "gathering.mistakes", "neighbours.mistakes", "neighbours.races"]),
     (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
     (6, ["cases.moves_sampled", "pieces.sampled", "ragged.arrays_sampled", "views.updates"]),
     (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
-    (8, ["cases.moves_sampled", "cases.dtypes", "by_node.joined", "crossing.moves_sampled"]),
+    (
+        8,
+        [
+            "neighbours.sampled",
+            "neighbours.late",
+            "cases.moves_sampled",
+            "cases.dtypes",
+            "by_node.joined",
+            "crossing.moves_sampled",
+        ],
+    ),
 ]
 ALONE = [("failure", 4), ("untouched", 4), ("stuck", 4)]
 """Calls after which ranks are late, or gone."""

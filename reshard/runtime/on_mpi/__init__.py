@@ -22,7 +22,7 @@ The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
 Steps 2 and 3 are one synchronization: the digest and the words travel together. A call that is repeated finds the
 results of step 1 in caches, and an array that is made like an earlier one has the digest of step 2 at hand. A small
 move inside a node that is repeated, or made by a handle, has steps 2 to 4 in one synchronization, and no step 5: see
-`repeated`.
+`repeated`. A handle whose ranks each talk to few others has none: these wait for each other alone, see `fetch`.
 
 The transports of step 4, `transports` has the details:
 
@@ -42,8 +42,8 @@ Modules, lowest first; each imports only from those above it:
     window_tiles    where a rank's tile lies, and what it posts to its node
     collective      one call from its arguments to its end; agreement: all ranks go on, or all raise the same error
     wire/           messages between ranks: how blocks are cut, packed, sent, and joined by node
-    fetch           boxes that each rank names for itself: asked for once, then messages and copies between neighbours
     direct_moves    straight from source to target: copies inside a node, messages between nodes
+    fetch           calls in which a rank waits for its neighbours alone: moves between few, and boxes that ranks name
     global_array    the indices of a tile, sums that do not depend on the layout
     run_plan        the steps of a plan, one after another: messages, reductions, casts, an exchange in place
     prepare         a rank's part of a request for a tile: the plan, the transport, the buffers

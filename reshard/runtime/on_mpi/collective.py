@@ -16,7 +16,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
@@ -200,26 +200,44 @@ def raise_disagreement(team: Team, watch: Watch, request: str, error: Exception 
     of them, perhaps this rank's own `error`.
     """
     # What each rank requested, or why it failed.
-    mine = _Statement(
-        type(error).__name__ if error else "", str(error), getattr(error, "smallest", 0), request, team.calls
-    )
+    mine = Statement.of(error, request, team.calls)
     with report_failure(team):
-        statements = [_Statement(*json.loads(text)) for text in gather_texts(team, watch, json.dumps(mine))]
+        statements = [Statement(*json.loads(text)) for text in gather_texts(team, watch, json.dumps(mine))]
     team.calls = max(statement.calls for statement in statements)
-    _raise_statements(statements, error)
+    failed = {rank: each for rank, each in enumerate(statements) if each.kind}
+    if failed:
+        raise join_errors(failed, error, len(statements))
+    raise AgreementError(
+        f"the ranks ask for different things, so nothing was moved: "
+        f"{_compare_manifests(statements) or _list_requests(statements)}; make the same call on all"
+    )
 
 
-class _Statement(NamedTuple):
-    """What a rank tells the others after a failed agreement: its error, if it has one, and its request.
+_MOST_TOLD = 4096  # Characters of an error that others hear.
+
+
+class Statement(NamedTuple):
+    """What a rank tells others after a failed agreement: its error, if it has one, and its request.
 
     `kind` and `text` are the error's class and message, `smallest` the extra field of a `BudgetError`.
     """
 
     kind: str
     text: str
-    smallest: int
-    request: str
-    calls: int
+    smallest: int = 0
+    request: str = ""
+    calls: int = 0
+
+    @classmethod
+    def of(cls, error: Exception | None, request: str = "", calls: int = 0) -> Statement:
+        """What a rank says of its error."""
+        return cls(
+            type(error).__name__ if error else "",
+            str(error)[:_MOST_TOLD],
+            getattr(error, "smallest", 0),
+            request,
+            calls,
+        )
 
 
 def gather_texts(team: Team, watch: Watch, text: str) -> list[str]:
@@ -248,27 +266,22 @@ def gather_contents(team: Team, watch: Watch, content: bytes) -> list[bytes]:
 _given_up: list[MPI.Request] = []
 
 
-def _raise_statements(statements: list[_Statement], own: Exception | None) -> NoReturn:
-    failed = [(rank, each) for rank, each in enumerate(statements) if each.kind]
-    if not failed:
-        raise AgreementError(
-            f"the ranks ask for different things, so nothing was moved: "
-            f"{_compare_manifests(statements) or _list_requests(statements)}; make the same call on all"
-        )
-    alike = len(failed) == len(statements) and len({(each.kind, each.text) for _, each in failed}) == 1
-    if own is not None and alike:
-        raise own
+def join_errors(failed: Mapping[int, Statement], own: Exception | None, ranks: int) -> Exception:
+    """The one error of ranks of which some failed, by rank: this one's `own` if all of so many ranks have the same."""
+    if own is not None and len(failed) == ranks and len({(each.kind, each.text) for each in failed.values()}) == 1:
+        return own
     more = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
-    rank, first = failed[0]
+    rank, first = min(failed.items())
     text, kind = f"rank {rank}{more}: {first.text}; nothing was moved", getattr(errors, first.kind, None)
-    if kind is BudgetError:
-        raise BudgetError(text, first.smallest) from own
     if isinstance(kind, type) and issubclass(kind, ReshardError):
-        raise kind(text) from own
-    raise AgreementError(f"{first.kind}: {text}") from own  # Not a class of this package.
+        error: Exception = kind(text, first.smallest) if issubclass(kind, BudgetError) else kind(text)
+    else:
+        error = AgreementError(f"{first.kind}: {text}")  # Not a class of this package.
+    error.__cause__ = own
+    return error
 
 
-def _compare_manifests(statements: list[_Statement]) -> str | None:
+def _compare_manifests(statements: list[Statement]) -> str | None:
     """How the manifests of two ranks differ, if the requests are manifests of trees; None otherwise."""
     try:
         manifests = [Manifest.from_json(each.request.partition(MANIFEST_END)[0]) for each in statements]
@@ -280,7 +293,7 @@ def _compare_manifests(statements: list[_Statement]) -> str | None:
     return "; ".join(list_differences(manifests[0], manifests[other], "on rank 0", f"on rank {other}"))
 
 
-def _list_requests(statements: list[_Statement]) -> str:
+def _list_requests(statements: list[Statement]) -> str:
     """The different requests, each with the ranks that made it."""
     ranks: dict[str, list[int]] = {}
     for rank, each in enumerate(statements):

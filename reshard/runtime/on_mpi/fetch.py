@@ -1,63 +1,99 @@
-"""What ranks fetch by boxes that they name: rows by number, halos (`lower.to_mpi.picks`); once, or again and again.
+"""Exchanges in which a rank waits for its neighbours alone, made once or again and again: rows and halos that ranks
+name for themselves (`lower.to_mpi.picks`), and moves between two layouts by handles.
 
-    begin     each rank sends what others have asked it for, and says that its tile is ready
+    begin     each rank sends what others take of its tile, and says that the tile is ready
     finish    it copies what it has itself, takes what has arrived, copies what others have in shared memory, and waits
               until those that read its own tile have done so
 
-Inside a node, large boxes are read where they lie; small ones, and those of private tiles, are written by their owner
-to memory of who takes them. Owners are asked for what they are to write or to send, once: nobody knows who will ask it,
-so the ranks make out together when all have been asked (a non-blocking consensus, in which each talks to those that it
-asks alone). After that a rank waits for its neighbours only, and not for the others.
+Inside a node, large parts are read where they lie; small ones, and those of private tiles that cannot be read, are
+written by their owner to memory of who takes them. Of a move both sides know who takes what of whom. What ranks name
+they ask for, once: nobody knows who will ask it, so the ranks make out together when all have been asked (a
+non-blocking consensus, in which each talks to those that it asks alone).
 
     rank 0    asks 2        is asked by 1, answers      all that it sent was received: enters a barrier ...
     rank 1    asks 0        nobody asks it              ... in which it goes on answering, until all have entered
 
-Each fetch has tags of its own, so that several may be under way, and messages of one never reach another.
+A rank whose arguments are wrong takes part all the same, and says so to those that take from it: they and it raise the
+same error, and what others wait for comes to no harm.
+
+Each exchange has tags of its own, so that several may be under way, and messages of one never reach another.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from reshard.lower.to_mpi import Box, PickedBox, Picks, measure_along, read_request, write_request
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
+from reshard.geometry.blocks import Block, scale_blocks
+from reshard.lower.to_mpi import (
+    Box,
+    Picks,
+    fetches_by_rank,
+    measure_along,
+    read_request,
+    served_by_rank,
+    write_request,
+)
+from reshard.lower.to_mpi.peer_table import pack_shape
+from reshard.runtime.account import Account
+from reshard.runtime.on_mpi.copies.copy_order import list_copy_steps, order_copies, widen_block
+from reshard.runtime.on_mpi.copies.run_copy import RunTable, are_short_runs
+from reshard.runtime.on_mpi.copies.strided_copy import Array, TileCopies, copy_view, find_word_dtype
+from reshard.runtime.on_mpi.direct_moves import Direct, read_remote_tiles
 from reshard.runtime.on_mpi.node.arena import round_to_line
+from reshard.runtime.on_mpi.node.cma import WORTHWHILE
 from reshard.runtime.on_mpi.team import FETCHES, FIRST_FETCH, Team, Watch
-from reshard.runtime.on_mpi.wire.chunks import DIRECT
+from reshard.runtime.on_mpi.wire.chunks import DIRECT, mean_run
+from reshard.runtime.on_mpi.wire.message_exchange import Call
+from reshard.types import Layout
 
 PUSHED = 64 << 10
-"""Bytes of a box up to which its owner writes it to memory of who takes it: one more copy, and one wait less."""
+"""Bytes of a part up to which its owner writes it to memory of who takes it: one more copy, and one wait less."""
 
+PATIENCE = 1e-3
+"""Seconds that a result which must stay as it is holds back what has come, before it comes to memory in between: who
+reads a tile must not keep its owner waiting for another rank.
+"""
+
+_MANY = 4  # Blocks from which a step for each takes longer than their copies by index, made out once.
 _BLOCKED = 64 << 10  # Bytes of a copy from which it goes block by block where memory orders differ.
 
 
-class BoxCopy(NamedTuple):
-    """A copy of a box of raw memory into a box of a tile, made out once: that takes as long as to copy ten rows.
+class WordCopy(Protocol):
+    """A copy between two arrays of raw words, made out once: that takes as long as to copy ten rows."""
 
-    `part` is what slices leave of the memory, `picked` what lists pick of it, along `dim`, or of several dims at once
-    where that is -1. `key` is where it goes, `lists` whether by lists.
+    def run(self, target: Array, source: Array) -> None:
+        """Makes the copy."""
+
+
+class BoxCopy(NamedTuple):
+    """A copy of a box of one array into a box of another: `slices` is what slices leave of the source, `picked` what
+    lists pick of that, along `dim`, or of several dims at once where that is -1. `key` is where it goes, `lists`
+    whether by lists.
     """
 
     key: tuple[Any, ...]
     lists: bool
-    part: Array
+    slices: tuple[Any, ...]
     picked: Any = None
     dim: int = -1
 
     @classmethod
-    def between(cls, here: Box, memory: Array, there: Box) -> BoxCopy:
-        """The copy into `here` of what the memory has `there`.
+    def between(cls, here: Box, there: Box) -> BoxCopy:
+        """The copy into `here` of what the source has `there`.
 
-        >>> memory, here = np.arange(8).reshape(4, 2), (np.array([2, 0]), slice(0, 2))
         >>> target = np.zeros((3, 2), int)
-        >>> BoxCopy.between(here, memory, (slice(1, 3), slice(0, 2))).run(target)
+        >>> BoxCopy.between((np.array([2, 0]), slice(0, 2)), (slice(1, 3), slice(0, 2))).run(
+        ...     target, np.arange(8).reshape(4, 2)
+        ... )
         >>> target.tolist()
         [[4, 5], [0, 0], [2, 3]]
         """
@@ -72,13 +108,14 @@ class BoxCopy(NamedTuple):
         listed = [dim for dim, along in enumerate(there) if not isinstance(along, slice)]
         key, lists = index_lists(here), not all(isinstance(along, slice) for along in here)
         if len(listed) > 1:
-            return cls(key, lists, memory, index_lists(there))
-        part = memory[(*[along if isinstance(along, slice) else slice(None) for along in there], ...)]
-        return cls(key, lists, part, there[listed[0]], listed[0]) if listed else cls(key, lists, part)
+            return cls(key, lists, (...,), index_lists(there))
+        slices = (*[along if isinstance(along, slice) else slice(None) for along in there], ...)
+        return cls(key, lists, slices, there[listed[0]], listed[0]) if listed else cls(key, lists, slices)
 
-    def run(self, target: Array) -> None:
-        """Makes the copy into a raw tile."""
-        key, lists, part, picked, dim = self
+    def run(self, target: Array, source: Array) -> None:
+        """Makes the copy."""
+        key, lists, slices, picked, dim = self
+        part = source[slices]
         if picked is None and not lists and part.nbytes > _BLOCKED:
             copy_view(target[key], part)
         elif picked is None:
@@ -92,22 +129,149 @@ class BoxCopy(NamedTuple):
             part.take(picked, dim, into, "clip")
 
 
+class BlockCopy:
+    """The copies that blocks make between C-ordered arrays of words, into one of so many `elements`."""
+
+    def __init__(self, blocks: Sequence[Block], elements: int, itemsize: int) -> None:
+        self._blocks, self._made = blocks, dict[Any, Any]()
+        by_index = are_short_runs(blocks, itemsize, _MANY)
+        large = itemsize * sum([block.elements for block in blocks]) > _BLOCKED
+        self._order = order_copies(blocks, elements, itemsize) if large and not by_index else None
+        self._table = RunTable(blocks, itemsize, False) if by_index else None
+        few = () if self._order or by_index else scale_blocks(tuple(blocks), itemsize, itemsize)
+        self._views = [
+            (
+                each.extents,
+                find_word_dtype(width),
+                each.dst,
+                *([axis[end] for axis in each.axes] for end in (2, 1)),
+                each.src,
+            )
+            for each, width in (widen_block(block, itemsize) for block in few)
+        ]
+
+    def run(self, target: Array, source: Array) -> None:
+        """Makes the copies."""
+        for extents, dtype, to, into, by, at in self._views:
+            np.ndarray(extents, dtype, target, to, into)[...] = np.ndarray(extents, dtype, source, at, by)
+        if self._table is not None:
+            self._table.copy(target, source)
+        if self._order is not None:
+            copies = [TileCopies(self._blocks, target, source)]
+            for step in list_copy_steps(copies, self._order, self._made, whole=True):
+                step()
+
+    def read(self, call: Call, rank: int, address: int, target: Array) -> None:
+        """Makes the copies out of memory of another process of the node."""
+        move = self._made.setdefault(read_remote_tiles, Direct((), ((rank, tuple(self._blocks)),), (), cast(Any, None)))
+        for step in read_remote_tiles({rank: address}, True)(call, move, target, target):
+            step()
+
+
+class Received(NamedTuple):
+    """What comes from another rank in each call, and how it gets into the result: out of a message of these extents, or
+    out of the owner's tile, in runs of so many bytes; and, where owners are asked, what it is asked.
+    """
+
+    owner: int
+    extents: tuple[int, ...]
+    put: Callable[[], WordCopy]
+    pull: Callable[[], WordCopy]
+    run: float = math.inf
+    request: Array | None = None
+
+    @property
+    def elements(self) -> int:
+        """How many elements come."""
+        return math.prod(self.extents)
+
+
+class Sent(NamedTuple):
+    """What goes to another rank: the extents of the message, and the copy out of the tile into it."""
+
+    extents: tuple[int, ...]
+    pack: Callable[[], WordCopy]
+
+
+class FetchParts(NamedTuple):
+    """All that a rank copies of its own tile, receives, and sends, by rank; None where it is asked for that. In `again`
+    are, for each dim, places of the result, and those whose elements they get, too.
+    """
+
+    own: Callable[[], Sequence[WordCopy]]
+    received: Sequence[Received]
+    sent: Mapping[int, Sent] | None = None
+    again: Sequence[tuple[Array, Array]] = ()
+
+    @property
+    def neighbours(self) -> set[int]:
+        """The ranks that something comes from, or goes to."""
+        return {part.owner for part in self.received} | set(self.sent or ())
+
+
+def parts_of_picks(picks: Picks, rank: int) -> FetchParts:
+    """The parts of what a rank picks."""
+    return FetchParts(
+        lambda: [BoxCopy.between(box.here, box.there) for box in picks.boxes if box.owner == rank],
+        [
+            Received(
+                box.owner,
+                tuple(map(measure_along, box.here)),
+                partial(BoxCopy.between, box.here, _whole(box.here)),
+                partial(BoxCopy.between, box.here, box.there),
+                request=write_request(box.there),
+            )
+            for box in picks.boxes
+            if box.owner != rank
+        ],
+        None,
+        picks.again,
+    )
+
+
+def parts_of_move(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int) -> FetchParts:
+    """The parts of a move between two layouts, of which both sides know who takes what of whom."""
+    mine, theirs = (listing(source, target, rank, nodes) for listing in (fetches_by_rank, served_by_rank))
+    elements = math.prod(target.tile_shape)
+
+    def unpack(blocks: Sequence[Block]) -> WordCopy:
+        return BlockCopy([block.reversed for block in pack_shape(tuple(blocks), "dst")], elements, itemsize)
+
+    def pack(blocks: Sequence[Block], count: int) -> WordCopy:
+        return BlockCopy(pack_shape(tuple(blocks), "src"), count, itemsize)
+
+    received, sent = list[Received](), dict[int, Sent]()
+    for row, owner in enumerate(mine):
+        if owner != rank:
+            blocks, count = mine.blocks_of_row(row), int(mine.elements[row])
+            pull = partial(BlockCopy, blocks, elements, itemsize)
+            run = mean_run(Counter(block.axes for block in blocks), ["src"]) * itemsize
+            received.append(Received(owner, (count,), partial(unpack, blocks), pull, run))
+    for row, taker in enumerate(theirs):
+        if taker != rank:
+            count = int(theirs.elements[row])
+            sent[taker] = Sent((count,), partial(pack, theirs.blocks_of_row(row), count))
+    return FetchParts(lambda: [BlockCopy(mine.get(rank, ()), elements, itemsize)], received, sent)
+
+
 class _Message(NamedTuple):
-    """A message of each call: the other rank, its packed elements, the copy into these, or out of them, and how MPI
-    takes them, in parts that every MPI can count.
+    """A message of each call: the other rank, its packed elements, whether they are wrong, the copy into these, or out
+    of them, and how MPI takes all of it, in parts that every MPI can count.
     """
 
     rank: int
     packed: Array
-    copy: BoxCopy
+    wrong: Array
+    copy: WordCopy
     parts: Sequence[list[Any]]
 
     @classmethod
-    def of(cls, rank: int, packed: Array, copy: BoxCopy) -> _Message:
-        """The message of packed elements."""
-        memory = packed.reshape(-1).view(np.uint8)
+    def of(cls, rank: int, extents: Sequence[int], dtype: np.dtype[Any], copy: WordCopy) -> _Message:
+        """The message of packed elements of these extents."""
+        end = math.prod(extents) * dtype.itemsize
+        memory = np.empty(end + 1, np.uint8)
         parts = [[memory[start : start + DIRECT], MPI.BYTE] for start in range(0, memory.size, DIRECT)]
-        return cls(rank, packed, copy, parts)
+        return cls(rank, memory[:end].view(dtype).reshape(extents), memory[end:], copy, parts)
 
 
 class _Push(NamedTuple):
@@ -115,118 +279,116 @@ class _Push(NamedTuple):
 
     member: int
     halves: Sequence[Array]
-    copy: BoxCopy
+    copy: WordCopy
 
 
 class _Take(NamedTuple):
-    """What is copied into the result once a member is ready: out of either half of the inbox, or of its tile."""
+    """What is copied into the result once a member is ready: out of either half of the inbox, or, without one, of its
+    tile.
+    """
 
     member: int
-    halves: Sequence[BoxCopy]
+    halves: Sequence[Array]
+    copy: WordCopy
 
 
 class Fetch:
-    """One rank's part of a fetch of one array's elements, whose tile is `tile`.
+    """One rank's part of an exchange between neighbours, of elements of `dtype`, raw words, in tiles of one shape.
 
-    Made by all ranks together, with what each picks; `places` has where the tiles of this node lie in shared memory.
-    If it is `lasting`, it may be made again, and the ranks of a node tell each other when; else all of them begin and
-    end together.
+    Made by all ranks together, each with its own parts; `places` has the ranks of this node whose tiles can be read
+    where they lie, and their places in shared memory, 0 where each call tells. If it is `lasting`, it may be made
+    again, and the ranks of a node tell each other when; else all of them begin and end together.
     """
 
     def __init__(
         self,
         team: Team,
         watch: Watch,
-        tile: Array,
-        picks: Picks,
+        parts: FetchParts,
         places: Mapping[int, int],
+        dtype: np.dtype[Any],
         tile_shape: tuple[int, ...],
-        lasting: bool,
+        lasting: bool = True,
     ) -> None:
         self.team, self._me, self._calls = team, team.node_sync.me, 0
-        self._tile, raw = tile, view_as_words(tile)  # The tile stays alive: others read it.
-        self._again = [(dim, *each) for dim, each in enumerate(picks.again) if len(each[0])]
+        self._dtype, self._shape, self._places = dtype, tile_shape, places
+        self._wrong, self._tile = False, cast("Array | None", None)
+        self._told: list[MPI.Request] = []
+        self._again = [(dim, *each) for dim, each in enumerate(parts.again) if len(each[0])]
         self._requests: list[MPI.Request] = []
         team.fetches += 1
         self._tag = FIRST_FETCH + team.fetches % FETCHES * 2
         members = {rank: member for member, rank in enumerate(team.members)}
         shared = _share_words(team, watch) if lasting and len(members) > 1 else None
-        self.received = [box for box in picks.boxes if box.owner != team.rank]
+        self.received = parts.received
         """What comes from other ranks."""
-        pulled, pushed, sent = (list[PickedBox]() for _ in range(3))
-        for box in self.received:
-            is_small = lasting and box.elements * raw.itemsize <= PUSHED
-            if box.owner in members and places[box.owner] > 0 and not is_small and (shared or not lasting):
-                pulled.append(box)
-            elif box.owner in members and shared:
-                pushed.append(box)
+        pulled, pushed, sent = (list[Received]() for _ in range(3))
+        for part in parts.received:
+            # The kernel takes long for short runs.
+            is_small = lasting and (part.elements * dtype.itemsize <= PUSHED or part.run < WORTHWHILE)
+            if part.owner in places and not is_small and (shared or not lasting):
+                pulled.append(part)
+            elif part.owner in members and shared:
+                pushed.append(part)
             else:
-                sent.append(box)
-        sizes = [round_to_line(box.elements * raw.itemsize) for box in pushed]
+                sent.append(part)
+        sizes = [round_to_line(part.elements * dtype.itemsize) for part in pushed]
         inboxes = _share_inboxes(team, watch, sum(sizes)) if shared else None
         if inboxes is None:
             pushed, sent = [], sent + pushed
         starts = list(itertools.accumulate(sizes, initial=0))
-        wanted = [*zip(pushed, starts, strict=False), *zip(sent, itertools.repeat(-1))]
-        # Where all tiles lie in the memory of one node, and are read only now, nobody is asked.
-        asked = self._ask_owners(watch, wanted) if lasting or not (team.one_node and team.shared) else {}
+        # Each tells the owners on its node how it takes its part: who reads a tile counts how often it has.
+        mine, self._lines = shared or (np.empty(0, np.int64), list[Any]())
+        if shared is not None:
+            mine[[_READS + members[part.owner] for part in pulled]] = 0
+            inbox_of = _READS + len(members)
+            for part, start in zip(pushed, starts, strict=False):
+                mine[inbox_of + members[part.owner]] = start
+            team.gather(watch)
+        if (given := parts.sent) is None:
+            # Where all tiles lie in the memory of one node, and are read only now, nobody is asked.
+            asks = lasting or not (team.one_node and team.shared)
+            given = self._ask_owners(watch, [*pushed, *sent]) if asks else {}
 
-        def inbox(member: int, start: int, box: Box) -> list[Array]:
-            extents, dtype = tuple(map(measure_along, box)), raw.dtype
+        def inbox(member: int, start: int, extents: Sequence[int]) -> list[Array]:
             ends = slice(start, start + math.prod(extents) * dtype.itemsize)
             return [] if inboxes is None else [each[ends].view(dtype).reshape(extents) for each in inboxes[1][member]]
 
-        self._own = [BoxCopy.between(box.here, raw, box.there) for box in picks.boxes if box.owner == team.rank]
-        self._takes: list[_Take] = []
-        for box in pulled:
-            member = members[box.owner]
-            other = view_as_words(team.arena.tile(member, places[box.owner], tile_shape, tile.dtype))
-            self._takes.append(_Take(member, [BoxCopy.between(box.here, other, box.there)] * 2))
-        for box, start in zip(pushed, starts, strict=False):
-            halves = [BoxCopy.between(box.here, part, _whole(part)) for part in inbox(self._me, start, box.here)]
-            self._takes.append(_Take(members[box.owner], halves))
-        packed = [np.empty([measure_along(along) for along in box.here], raw.dtype) for box in sent]
-        self._receives = [
-            _Message.of(box.owner, part, BoxCopy.between(box.here, part, _whole(part)))
-            for box, part in zip(sent, packed, strict=True)
-        ]
+        self._own = parts.own()
+        self._takes = [_Take(members[part.owner], (), part.pull()) for part in pulled]
+        for part, start in zip(pushed, starts, strict=False):
+            self._takes.append(_Take(members[part.owner], inbox(self._me, start, part.extents), part.put()))
+        self._receives = [_Message.of(part.owner, part.extents, dtype, part.put()) for part in sent]
         self._sends: list[_Message] = []
         self._pushes: list[_Push] = []
-        for rank, words in sorted(asked.items()):
-            start, there = int(words[0]), read_request(words[1:])
-            part = np.empty([measure_along(along) for along in there], raw.dtype)
-            copy = BoxCopy.between(_whole(part), raw, there)
-            if start < 0:
-                self._sends.append(_Message.of(rank, part, copy))
-            else:
-                self._pushes.append(_Push(members[rank], inbox(members[rank], start, there), copy))
-        self._lines, self._readers, self._kept = list[Any](), list[int](), (shared, inboxes)
-        if shared is not None:
-            mine, self._lines = shared
-            mine[[_READS + members[box.owner] for box in pulled]] = 1
-            team.gather(watch)
-            self._readers = [member for member, line in enumerate(self._lines) if line[_READS + self._me]]
-        self._waits = bool(pulled or self._readers)
+        self._readers = [member for member, line in enumerate(self._lines) if line[_READS + self._me] >= 0]
         readers = {team.members[member] for member in self._readers}
-        self.neighbours = tuple(sorted({box.owner for box in self.received} | set(asked) | readers))
+        for rank, (extents, pack) in sorted(given.items()):
+            start = -1
+            if rank in members and shared is not None:
+                start = self._lines[members[rank]][_READS + len(members) + self._me]
+            if start >= 0:
+                self._pushes.append(_Push(members[rank], inbox(members[rank], start, extents), pack()))
+            elif rank not in readers:
+                self._sends.append(_Message.of(rank, extents, dtype, pack()))
+        self._kept = shared, inboxes
+        self.neighbours = tuple(sorted(parts.neighbours | set(given) | readers))
         """The ranks that it comes from, or that take of this rank's tile."""
+        self._takers = sorted(set(given) | readers)
 
-    def _ask_owners(self, watch: Watch, wanted: Sequence[tuple[PickedBox, int]]) -> dict[int, Array]:
-        """Asks each owner for a box of its tile, to be written to a place of this rank's inbox, or to be sent where
-        that is -1; returns what other ranks ask of this one.
-        """
-        comm, asked = self.team.comm, dict[int, Array]()
-        sent = [
-            comm.Issend([np.concatenate([[place], write_request(box.there)]), MPI.INT64_T], box.owner, self._tag)
-            for box, place in wanted
-        ]
+    def _ask_owners(self, watch: Watch, wanted: Sequence[Received]) -> dict[int, Sent]:
+        """Asks each owner for a box of its tile; returns what other ranks ask of this one."""
+        comm, asked = self.team.comm, dict[int, Sent]()
+        sent = [comm.Issend([cast(Any, part.request), MPI.INT64_T], part.owner, self._tag) for part in wanted]
         status, barrier = MPI.Status(), list[MPI.Request]()
 
         def answered() -> bool:
             while comm.Iprobe(MPI.ANY_SOURCE, self._tag, status):
                 words = np.empty(status.Get_count(MPI.INT64_T), np.int64)
                 comm.Recv([words, MPI.INT64_T], status.source, self._tag)
-                asked[status.source] = words
+                there = read_request(words)
+                extents = tuple(map(measure_along, there))
+                asked[status.source] = Sent(extents, partial(BoxCopy.between, _whole(there), there))
             if not barrier and MPI.Request.Testall(sent):
                 barrier.append(comm.Ibarrier())
             return bool(barrier) and barrier[0].Test()
@@ -234,80 +396,151 @@ class Fetch:
         watch.until(answered)
         return asked
 
-    def begin(self, watch: Watch) -> None:
-        """Sends what others take of this rank's tile, and says that the tile is ready: it must not change before
-        `finish` returns.
+    def begin(self, watch: Watch, tile: Array | None, wrong: str = "") -> None:
+        """Sends what others take of this rank's tile, in words, and says that the tile is ready: it must not change
+        before `finish` returns. Or, without a tile, says what is `wrong` with this rank's arguments.
         """
         self._calls = calls = self._calls + 1
+        self._wrong, self._tile = bool(wrong), tile
         comm, tag, lines = self.team.comm, self._tag + 1, self._lines
         for each in self._receives:
             self._requests += [comm.Irecv(part, each.rank, tag) for part in each.parts]
+        # What is wrong travels with the message, so that nobody waits for one more.
         for each in self._sends:
-            each.copy.run(each.packed)
+            each.wrong[0] = self._wrong
+            if tile is not None:
+                each.copy.run(each.packed, tile)
             self._requests += [comm.Isend(part, each.rank, tag) for part in each.parts]
+        text = bytearray(wrong.encode())
+        self._told = [comm.Isend([text, MPI.BYTE], rank, self._tag) for rank in self._takers if wrong]
         for member, halves, copy in self._pushes:
             # Who has begun the last call has read this half in the one before.
             if lines[member][_READY] < calls - 1:
                 watch.until(lambda member=member: lines[member][_READY] >= calls - 1)
-            copy.run(halves[calls & 1])
+            if tile is not None:
+                copy.run(halves[calls & 1], tile)
         if lines:
+            line = lines[self._me]
+            line[_WRONG + (calls & 1)] = self._wrong
+            if self._readers and tile is not None:
+                line[_PLACE] = self.team.arena.place_of(tile)
+                line[_ADDRESS] = tile.__array_interface__["data"][0]
+            # Whoever sees the number of the call sees all that was written before it.
             self.team.node_sync.fence()
-            lines[self._me][_READY] = calls
+            line[_READY] = calls
 
-    def finish(self, watch: Watch, result: Array) -> None:
-        """Fills the result, except for what nobody was asked for."""
-        target, lines, calls = view_as_words(result), self._lines, self._calls
-        for copy in self._own:
-            copy.run(target)
-        left = self._takes
+    def finish(self, watch: Watch, target: Array | None, held: bool = False) -> dict[int, str]:
+        """Fills the result, words in C order, except for what nobody was asked for; returns what is wrong with the
+        arguments of ranks that it takes from. `held`: the result stays as it is if there is any such.
+        """
+        lines, calls, since = self._lines, self._calls, time.monotonic()
+        holds, into, left = held and target is not None, target, self._takes
+        if into is not None and not holds:
+            self._copy_own(into)
 
         def arrived() -> bool:
             # Those that are ready come first.
-            nonlocal left
-            late: list[_Take] = []
+            nonlocal holds, into, left
+            # Messages go on while members are late: other nodes must not wait for these.
+            sent = not self._requests or MPI.Request.Testall(self._requests)
+            ready, late = list[_Take](), list[_Take]()
             for take in left:
-                if lines and lines[take.member][_READY] < calls:
-                    late.append(take)
-                    continue
-                self.team.node_sync.fence()
-                take.halves[calls & 1].run(target)
-            left = late
-            return not late and (not self._requests or MPI.Request.Testall(self._requests))
+                (late if lines and lines[take.member][_READY] < calls else ready).append(take)
+            if (late or not sent) and holds and target is not None and time.monotonic() - since > PATIENCE:
+                holds, into = False, np.empty_like(target)
+                self._copy_own(into)
+            if not holds:
+                self._take(watch, ready, into)
+                left = late
+            return sent and not late
 
         if left or self._requests:
             watch.until(arrived)
         self._requests = []
-        for each in self._receives:
-            each.copy.run(target)
-        for dim, copies, of in self._again:
-            at = (slice(None),) * dim
-            target[(*at, copies)] = target[(*at, of)]
-        if self._waits and lines:
-            self.team.node_sync.fence()
-            lines[self._me][_DONE] = calls
-            watch.until(lambda: all(lines[member][_DONE] >= calls for member in self._readers))
+        # An owner may have begun the next call, but not the one after it, which writes here again.
+        parity = _WRONG + (calls & 1)
+        failed = {self.team.members[take.member] for take in self._takes if lines and lines[take.member][parity]}
+        failed |= {each.rank for each in self._receives if each.wrong[0]}
+        told = {rank: self._hear(watch, rank) for rank in sorted(failed)}
+        if failed or self._wrong:
+            into = None
+        elif holds and into is not None:
+            self._copy_own(into)
+        self._take(watch, left, into)
+        if into is not None and target is not None:
+            for each in self._receives:
+                each.copy.run(into, each.packed)
+            for dim, copies, of in self._again:
+                at = (slice(None),) * dim
+                into[(*at, copies)] = into[(*at, of)]
+            if into is not target:
+                copy_view(target, into)
+        # Only now, when this rank has heard the others: two that are wrong would else wait for each other.
+        if self._told:
+            watch.until(lambda: MPI.Request.Testall(self._told))
+        if self._readers:
+            mine = _READS + self._me
+            watch.until(lambda: all(lines[member][mine] >= calls for member in self._readers))
+        self._tile = None
+        return told
+
+    def _copy_own(self, target: Array) -> None:
+        for copy in self._own:
+            copy.run(target, cast(Array, self._tile))
+
+    def _take(self, watch: Watch, takes: Sequence[_Take], into: Array | None) -> None:
+        """Copies what members have ready, unless its owner is wrong or nothing is to be copied, and tells them."""
+        team, lines, calls = self.team, self._lines, self._calls
+        if takes:
+            team.node_sync.fence()
+        for member, halves, copy in takes:
+            if into is not None and not (lines and lines[member][_WRONG + (calls & 1)]):
+                rank = team.members[member]
+                place = lines[member][_PLACE] if lines else self._places[rank]
+                if halves:
+                    copy.run(into, halves[calls & 1])
+                elif place:
+                    copy.run(into, team.arena.tile(member, place, self._shape, self._dtype))
+                else:
+                    call = Call(team, watch, team.pool, Account("uint8"), team.rank)
+                    cast(BlockCopy, copy).read(call, rank, lines[member][_ADDRESS], into)
+            # The owner waits for this word alone, not for the end of this rank's call.
+            if not halves and lines:
+                team.node_sync.fence()
+                lines[self._me][_READS + member] = calls
+
+    def _hear(self, watch: Watch, rank: int) -> str:
+        """What a rank says is wrong."""
+        comm, status = self.team.comm, MPI.Status()
+        watch.until(lambda: comm.Iprobe(rank, self._tag, status))
+        text = bytearray(status.Get_count(MPI.BYTE))
+        comm.Recv([text, MPI.BYTE], rank, self._tag)
+        return text.decode()
 
 
-def _whole(part: Array) -> Box:
-    return tuple([slice(0, extent) for extent in part.shape])
+def _whole(box: Box) -> Box:
+    return tuple([slice(0, measure_along(along)) for along in box])
 
 
 # Words in the memory of a node by which its ranks tell each other, without the others, how far they are.
 #
-#     rank 0    3 | 2 | 0 1 0      its tile is ready for call 3, it has read what it needs in call 2, and reads tile 1
-#     rank 1    3 | 3 | 0 0 0      it has made call 3, and returns when rank 0 has, which reads its tile
+#     rank 0    3 | 0 0 | 0 2 -1 | -1 -1 64    its tile is ready for call 3; it has read that of rank 1 in call 2, and
+#                                              rank 2 writes to byte 64 of its inbox
+#     rank 1    3 | 0 1 | ...                  it has made call 3, in which its arguments were wrong
+#
+# Between them is where the tile lies in this call: its place in the memory of the node, and its address.
 
-_READY, _DONE, _READS = 0, 1, 2
+_READY, _WRONG, _PLACE, _ADDRESS, _READS = 0, 1, 3, 4, 5
 
 
 def _share_words(team: Team, watch: Watch) -> tuple[Array, list[Any]] | None:
     """This rank's words, which are released with the array, and those of all members; None if the node has no room."""
-    extent, dtype = (_READS + len(team.members),), np.dtype(np.int64)
+    extent, dtype = (_READS + 2 * len(team.members),), np.dtype(np.int64)
     place = team.arena.take(dtype.itemsize * extent[0], partial(team.gather, watch))
     if not place:
         return None
     mine = team.arena.hold(place, extent, dtype)
-    mine[:] = 0
+    mine[:_READS], mine[_READS:] = 0, -1
     lines = [team.arena.tile(member, place, extent, dtype) for member in range(len(team.members))]
     # A memoryview is read in a third of the time of an array.
     return mine, [memoryview(cast(Any, line)).cast("B").cast("q") for line in lines]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,13 +28,28 @@ _PART = 256 << 10  # Bytes that are copied at once, and that a copy may hold bes
 _MOST_UNITS = 1 << 15  # The same for the indices of units.
 
 
-def are_short_runs(blocks: Sequence[Block], itemsize: int) -> bool:
+def are_short_runs(blocks: Sequence[Block], itemsize: int, least: int = MANY_BLOCKS) -> bool:
     """Whether blocks are so many, so short, and of so few runs each that they are copied by index."""
-    if len(blocks) < MANY_BLOCKS or itemsize * sum([block.elements for block in blocks]) >= NEAR * len(blocks):
+    if len(blocks) < least or itemsize * sum([block.elements for block in blocks]) >= NEAR * len(blocks):
         return False
-    # Without a run at its end, every element of a block is one.
-    ends = [block.extents[:-1] if block.axes and block.axes[-1][1:] == (1, 1) else block.extents for block in blocks]
-    return sum([math.prod(extents) for extents in ends]) <= _FEW_RUNS * len(blocks)
+    runs = 0
+    for axes, times in Counter([block.axes for block in blocks]).items():
+        outer, _ = split_run(axes)
+        runs += times * math.prod([axis.extent for axis in outer])
+    return runs <= _FEW_RUNS * len(blocks)
+
+
+def split_run(axes: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], int]:
+    """The axes of a block without those that are one run at both ends, and the elements of this run.
+
+    >>> split_run((Axis(3, 40, 20), Axis(2, 4, 4), Axis(4, 1, 1)))
+    ((Axis(extent=3, src=40, dst=20),), 8)
+    """
+    run = 1
+    while axes and axes[-1].src == axes[-1].dst == run:
+        run *= axes[-1].extent
+        axes = axes[:-1]
+    return axes, run
 
 
 class RunTable:
@@ -45,13 +61,12 @@ class RunTable:
             alike.setdefault(block.axes, []).append(block)
         parts: list[Array] = []
         for axes, each in alike.items():
-            joined = axes[-1:] if axes and axes[-1].src == axes[-1].dst == 1 else ()
+            outer, run = split_run(axes)
             starts = np.array([[block.src, block.dst] for block in each], np.int64)
-            for extent, src, dst in axes[: len(axes) - len(joined)]:
+            for extent, src, dst in outer:
                 steps = np.arange(extent)[:, None] * np.array([src, dst])
                 starts = (starts[:, None] + steps).reshape(-1, 2)
-            lengths = np.full(len(starts), joined[0].extent if joined else 1)
-            parts.append(np.column_stack([starts, lengths]))
+            parts.append(np.column_stack([starts, np.full(len(starts), run)]))
         runs = np.concatenate(parts or [np.empty((0, 3), np.int64)])
         runs = runs[np.argsort(runs[:, 0 if by_source else 1], kind="stable")]
         unit = max(1, int(np.gcd.reduce(runs, axis=None))) if len(runs) else 1
@@ -63,14 +78,35 @@ class RunTable:
         most = max(1, min(_MOST_UNITS, _PART // self.unit.itemsize))
         cuts = np.searchsorted(ends, np.arange(most, ends[-1] if len(ends) else 0, most)).tolist()
         self.cuts: list[int] = sorted({0, *cuts, len(ends)})
+        self._where: dict[int, tuple[Any, Any]] = {}
 
     def list_steps(self, target: Array, source: Array) -> list[Callable[[], object]]:
         """The copies between two C-ordered tiles as functions."""
-        flat = target.reshape(-1), source.reshape(-1)
-        ends = [end[: len(end) // self.elements * self.elements].view(self.unit) for end in flat]
+        ends = [self._in_units(end) for end in (target, source)]
         return [partial(self._copy_part, *ends, slice(*pair)) for pair in itertools.pairwise(self.cuts)]
 
+    def copy(self, target: Array, source: Array) -> None:
+        """Makes them."""
+        to, by = self._in_units(target), self._in_units(source)
+        for pair in itertools.pairwise(self.cuts):
+            self._copy_part(to, by, slice(*pair))
+
+    def _in_units(self, tile: Array) -> Array:
+        flat, odd = tile.reshape(-1), tile.size % self.elements
+        return (flat[:-odd] if odd else flat).view(self.unit)
+
     def _copy_part(self, target: Array, source: Array, part: slice) -> None:
+        where = self._where.get(part.start) or self._list_units(part)
+        if len(self.cuts) == 2:  # Of few units, which a handle copies again and again.
+            self._where[part.start] = where
+        to, by = where
+        if isinstance(to, slice) and not isinstance(by, slice):
+            np.take(source, by, out=target[to], mode="clip")  # Without a copy in between, as another mode makes one.
+        else:
+            target[to] = source[by]
+
+    def _list_units(self, part: slice) -> tuple[Any, Any]:
+        """Where the units of some runs go, and where they are: as slices where they are neighbours."""
         lengths = self.lengths[part]
         total = int(lengths.sum())
         # For each run its units: those before it in this part are counted off from where it starts.
@@ -83,8 +119,4 @@ class RunTable:
                 where.append(slice(first, last))
             else:
                 where.append(starts if single else np.repeat(starts - before, lengths) + np.arange(total))
-        to, by = where
-        if isinstance(to, slice) and not isinstance(by, slice):
-            np.take(source, by, out=target[to], mode="clip")  # Without a copy in between, as another mode makes one.
-        else:
-            target[to] = source[by]
+        return where[0], where[1]
