@@ -271,12 +271,14 @@ class MoveHandle:
             account = begin_account(source.dtype, memory)
             account.take(team.rank, sum([each.size for each in (held, result) if each is not None]))
             account.receive(team.rank, sum([part.elements for part in fetch.received]))
+        # A rank that is wrong takes part all the same: its neighbours count calls, not results.
         if held is None:
             fetch.begin(watch, None, json.dumps(Statement.of(error)))
         else:
             fetch.begin(watch, view_as_words(held))
 
         def finish(watch: Watch) -> Any:
+            # Blocks lie in C order: an `out` of strides is filled from such an array.
             into = result if result is None or result.flags.c_contiguous else np.empty(result.shape, result.dtype)
             told = fetch.finish(watch, None if into is None else view_as_words(into), out is not None)
             failed = {rank: Statement(*json.loads(text)) for rank, text in told.items()}

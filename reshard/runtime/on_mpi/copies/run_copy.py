@@ -32,6 +32,7 @@ def are_short_runs(blocks: Sequence[Block], itemsize: int, least: int = MANY_BLO
     """Whether blocks are so many, so short, and of so few runs each that they are copied by index."""
     if len(blocks) < least or itemsize * sum([block.elements for block in blocks]) >= NEAR * len(blocks):
         return False
+    # Thousands of blocks have the axes of a few.
     runs = 0
     for axes, times in Counter([block.axes for block in blocks]).items():
         outer, _ = split_run(axes)
