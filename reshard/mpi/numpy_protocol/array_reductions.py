@@ -175,7 +175,7 @@ def accumulate(ufunc: np.ufunc, array: TiledArray, axis: Any = None, dtype: DTyp
     in_order = held == sorted(held, reverse=True) if dim.pieces is None else dim.pieces.is_intervals
     # Of a block-cyclic dim a rank has many intervals: to move it twice takes two messages a peer, not one a block.
     if any(held) and not in_order:
-        whole = accumulate(ufunc, array.redistribute(make_dims_local(layout, [at])), at, dtype)
+        whole = accumulate(ufunc, array.redistribute(make_dims_local(layout, (at,))), at, dtype)
         return whole.redistribute(replaced(layout, dtype=whole.layout.dtype))
     local = compute_together(array, any(held), lambda: _reduce_part(kind, array, (at,), dtype))
     below = ufunc.accumulate(cut_padding(array), axis=at, dtype=local.dtype)

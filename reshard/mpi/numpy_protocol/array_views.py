@@ -23,6 +23,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import EllipsisType
 from typing import Any, cast
 
@@ -41,6 +42,7 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     measure_extents,
     normalize_axes,
     normalize_axis,
+    replaced,
     take_tile,
     unwrap_scalar,
     wrap_true_part,
@@ -60,7 +62,7 @@ def transpose(array: TiledArray, axes: Any = None) -> TiledArray:
     if sorted(order) != list(range(ndim)):
         raise ValueError(f"axes {axes} are not a permutation of the {ndim} dims")
     return array.with_tile(
-        replace(array.layout, dims=tuple(array.layout.dims[at] for at in order)), take_tile(array).transpose(order)
+        replaced(array.layout, dims=tuple([array.layout.dims[at] for at in order])), take_tile(array).transpose(order)
     )
 
 
@@ -115,7 +117,8 @@ def slice_array(array: TiledArray, key: Any) -> Any:
     along = [item for item in items if item is not None]
     sizes = zip(along, layout.shape, strict=True)
     whole = [isinstance(item, slice) and item.indices(size) == (0, size, 1) for item, size in sizes]
-    moved = array.redistribute(make_dims_local(layout, [at for at, uncut in enumerate(whole) if not uncut]))
+    cut = tuple([at for at, uncut in enumerate(whole) if not uncut])
+    moved = array.redistribute(make_dims_local(layout, cut)) if cut else array
     dims: list[Dim] = []
     rest = iter(zip(moved.layout.dims, whole, strict=True))
     index: list[Any] = []
@@ -129,7 +132,7 @@ def slice_array(array: TiledArray, key: Any) -> Any:
             dims.append(make_local_dim(len(range(*item.indices(dim.size)))))
     # A copy, since only some slices could be views, and whether one is must not depend on the layout.
     part = take_tile(moved)[(*index, ...)].copy()
-    return unwrap_scalar(moved.with_tile(replace(moved.layout, dims=tuple(dims)), part))
+    return unwrap_scalar(moved.with_tile(replaced(moved.layout, dims=tuple(dims)), part))
 
 
 def _cut_pieces(array: TiledArray, at: int, taken: range) -> TiledArray:
@@ -180,7 +183,7 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
     held = [digit for digit in digits if digit.axis is not None]
     # Along a dim that is local, each rank joins its own parts; then one move splits the result as the first array was.
     # In pieces, what is held along the same axes stays where it is, and the rest is dealt out along them.
-    base = first if ragged else make_dims_local(first, [at])
+    base = first if ragged else make_dims_local(first, (at,))
 
     def beside(part: TiledArray) -> TiledArray:
         dim = part.layout.dims[at]
@@ -212,12 +215,13 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
     return result.redistribute(replace(result.layout, dims=(*first.dims[:at], split, *first.dims[at + 1 :])))
 
 
-def make_dims_local(layout: Layout, dims: Sequence[int]) -> Layout:
+@lru_cache(maxsize=1024)
+def make_dims_local(layout: Layout, dims: tuple[int, ...]) -> Layout:
     """The layout with these dims local: their axes go to the largest other dim that is local, if it has room.
 
     >>> from reshard.types import Mesh
     >>> rows, line = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 3, 10]", "f32[{x}4]"))
-    >>> print(make_dims_local(rows, [0]), make_dims_local(line, [0]))
+    >>> print(make_dims_local(rows, (0,)), make_dims_local(line, (0,)))
     f32[16, 3, {x}3/10] f32[16]
     """
     changed = [make_local_dim(dim.size) if at in dims else dim for at, dim in enumerate(layout.dims)]

@@ -311,7 +311,7 @@ def lay_operands(name: str, operands: Sequence[Any], like: TiledArray | None = N
 
     Raises `LayoutError` for what is neither an array nor a number.
     """
-    if all([isinstance(each, TiledArray) or type(each) in _NUMBERS for each in operands]):
+    if all([type(each) in _NUMBERS or isinstance(each, TiledArray) for each in operands]):
         return operands
     arrays = [each for each in operands if isinstance(each, TiledArray)] or [cast(TiledArray, like)]
     beside = max(arrays, key=lambda array: len(array.layout.dims))

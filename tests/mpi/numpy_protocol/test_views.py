@@ -136,8 +136,8 @@ def test_concatenate() -> None:
 
 def test_local_dims() -> None:
     layout = Layout.parse("f32[{x}4, {y}3, 10, 9]", Mesh(x=4, y=2))
-    assert str(views.make_dims_local(layout, [0, 1])) == "f32[16, 6, {x}{y}2/10, 9]"
-    assert views.make_dims_local(layout, [3]) == layout
+    assert str(views.make_dims_local(layout, (0, 1))) == "f32[16, 6, {x}{y}2/10, 9]"
+    assert views.make_dims_local(layout, (3,)) == layout
 
 
 def test_rows_in_pieces_are_cut_where_they_are() -> None:
