@@ -164,8 +164,10 @@ def _split_in_pieces(dim: Dim, pieces: Pieces) -> Dim:
     return Dim((*held, Digit(pieces.largest, None)), pieces.size, pieces)
 
 
-def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
+def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> TiledArray:
     """Arrays one after another along a dim, in the layout of the first one; collective if that dim is split."""
+    if axis is None:
+        return concatenate([reshape(each, -1) for each in arrays], 0)
     for each in arrays:
         if not isinstance(each, TiledArray):
             raise LayoutError(f"concatenate of a DistArray and a {type(each).__name__}; give DistArrays only")

@@ -78,6 +78,11 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         return array_views.transpose(self)
 
     @property
+    def mT(self) -> Any:
+        """The last two dims transposed; a view of the same tiles."""
+        return array_views.moveaxis(self, -1, -2)
+
+    @property
     def real(self) -> Any:
         """The real parts."""
         return apply_to_array("real", lambda part: np.real(part).copy(), self)
@@ -102,10 +107,8 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
             raise TypeError(f"{ufunc.__name__}.{method} of a DistArray is not implemented; {INSTEAD}")
         if ufunc is np.matmul and not options:
             return contractions.matmul(*inputs)
-        if ufunc is getattr(np, "vecdot", None) and not options:
-            left, right = lay_operands("vecdot", inputs)
-            product: Any = left.conj() * right
-            return product.sum(axis=-1, dtype=product.dtype)
+        if ufunc is getattr(np, "vecdot", None) and not options.keys() - {"axis"}:
+            return vecdot(*inputs, **options)
         if ufunc is np.power:
             inputs = tuple(lay_operands("power", inputs, *options.get("out", ())[:1]))
             _check_powers(inputs[0], inputs[1], options.get("dtype"))
@@ -144,7 +147,7 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         """Where the array API standard has tiles: in the memory of the host, as numpy's arrays."""
         return "cpu"
 
-    def to_device(self, device: str) -> Any:
+    def to_device(self, device: str, /, *, stream: object = None) -> Any:
         """The array itself: its tiles are where the standard's "cpu" is."""
         if device != "cpu":
             raise TileError(
@@ -428,6 +431,19 @@ def _size_of(a: NumpyMethods, axis: int | None = None) -> int:
     return a.size if axis is None else a.shape[axis]
 
 
+def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """numpy's products of vectors along a dim, of dtypes that stay, where a sum of integers has a wider one."""
+    left, right = lay_operands("vecdot", (x1, x2))
+    product: Any = left.conj() * right
+    return product.sum(axis=axis, dtype=product.dtype)
+
+
+def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
+    """numpy's dtype of what is computed with arrays, dtypes and numbers."""
+    given = [each.dtype if isinstance(each, NumpyMethods) else each for each in arrays_and_dtypes]
+    return np.result_type(*given)
+
+
 def count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     """numpy's number of elements that are not zero."""
     return reduce_array(SUM, a != 0, axis, None, keepdims)
@@ -480,12 +496,23 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.full_like: full_like,
     np.zeros_like: _zeros_like,
     np.ones_like: _ones_like,
+    np.empty_like: _zeros_like,
+    np.result_type: result_type,
     np.shape: _make_reader("shape"),
     np.ndim: _make_reader("ndim"),
     np.size: _size_of,
     np.real: _make_reader("real"),
     np.imag: _make_reader("imag"),
 }
-if hasattr(np, "astype"):  # from numpy 2.1 on
-    FUNCTIONS[np.astype] = NumpyMethods.astype
+if hasattr(np, "matvec"):  # from numpy 2.2 on, with the array API's names
+    FUNCTIONS.update(
+        {
+            np.astype: NumpyMethods.astype,
+            np.matrix_transpose: _make_reader("mT"),
+            np.linalg.matrix_transpose: _make_reader("mT"),
+            np.linalg.tensordot: contractions.tensordot,
+            np.linalg.matmul: contractions.matmul,
+            np.linalg.vecdot: vecdot,
+        }
+    )
 """numpy's functions that distributed arrays have."""

@@ -193,6 +193,9 @@ def test_the_array_api_has_its_names() -> None:
     assert np.array_equal(whole(xp.permute_dims(a + xp.ones((2, 3)), (1, 0))), (A + 1).T)
     assert np.array_equal(whole(xp.concat([a, a])), np.concatenate([A, A]))
     assert xp.std(a, correction=1) == A.std(ddof=1)
+    assert np.array_equal(whole(xp.concat([a, a.mT], axis=None)), np.concatenate([A, A.T], axis=None))
+    assert xp.result_type(a, np.int8, 2) == "float64" and xp.empty_like(a).shape == a.shape
+    assert np.array_equal(whole(xp.linalg.vecdot(a, a, axis=0)), np.vecdot(A, A, axis=0))
     with pytest.raises(TileError, match="give 'cpu'"):
         a.to_device("gpu")
 
