@@ -211,6 +211,14 @@ def test_dtypes(name: str, dtype: str) -> None:
         assert np.array_equal(whole(given) if wanted.ndim else given, wanted)
 
 
+def test_where_extrema_are() -> None:
+    for values in (A[::-1] * [[1, -1, 1]], np.array([[3, np.nan, 1], [np.nan, 7, 7]]), np.array([[True, False, True]])):
+        for name in ("argmin", "argmax"):
+            for axis in (None, 0, 1):
+                given, wanted = getattr(np, name)(array(values), axis=axis), getattr(np, name)(values, axis=axis)
+                assert np.array_equal(whole(given) if wanted.ndim else given, wanted), (values, name, axis)
+
+
 def test_no_elements() -> None:
     nothing = array(np.zeros((0, 2)))
     assert nothing.sum() == 0 and nothing.all() and not nothing.any()
