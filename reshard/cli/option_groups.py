@@ -74,7 +74,7 @@ def network_argument() -> Any:
 class ArrayOptions:
     """What the text of a layout may leave out: the mesh, the global shape and the element type."""
 
-    mesh: str | None = argument("--mesh", metavar="AXES", help="axes of the mesh, first one major, e.g. x=4,y=2")
+    mesh: str | None = argument("-m", "--mesh", metavar="AXES", help="axes of the mesh, first one major, e.g. x=4,y=2")
     shape: str | None = argument(
         "--shape", metavar="SIZES", help="global shape, where the layout does not say it: 16,16,16"
     )

@@ -101,6 +101,9 @@ def parse_command(argv: Sequence[str] | None) -> Callable[[], int]:
     """
     top = build_parser()
     words = sys.argv[1:] if argv is None else list(argv)
+    # `reshard help plan` and `reshard version`, as other commands have them.
+    if words[:1] in (["help"], ["version"]):
+        words = [*words[1:], f"--{words[0]}"]
     commands = find_commands(top)
     at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
     early = _check_option_names(top, words[:at])

@@ -2,9 +2,9 @@
 
 text                                    notation   the caller gives
 f32[{y}8, 16, {x}4]                     ours       mesh
-P('y', None, 'x')                       JAX        mesh, shape, dtype
+P('y', None, 'x'), or ('y', None, 'x')  JAX        mesh, shape, dtype
 [{"y"}, {}, {"x"}]                      Shardy     mesh (unless the text writes one), shape, dtype
-[Shard(2), Shard(0)]                    DTensor    mesh, shape, dtype
+[Shard(2), Shard(0)], or S(2), S(0)     DTensor    mesh, shape, dtype
 {devices=[2,1,4]<=[4,2]T(1,0)}          HLO        shape, dtype
 
 object                                             the caller gives
@@ -37,7 +37,8 @@ _OWN = re.compile(r"\s*[A-Za-z_]\w*\s*\[")
 _PLACED = re.compile(rf"{_PLACEMENT}")
 _KINDS = (
     ("HLO", re.compile(r"\s*(?:sharding\s*=\s*)?\{")),
-    ("DTensor", re.compile(rf"\s*[\[(]\s*['\"]?{_PLACEMENT}")),
+    ("DTensor", re.compile(rf"\s*(?:[\[(]\s*['\"]?{_PLACEMENT}|(?!P\b){_PLACEMENT})")),
+    ("JAX", re.compile(r"\s*(?:\[\s*(?:['\"]|None\b|\[\s*['\"])|\(\s*(?:['\"]|None\b|[\[(]\s*['\"]))")),
     ("Shardy", re.compile(r"\s*(?:sdy\.sharding\s*=|#sdy\.|<|\[)")),
     ("JAX", re.compile(r"\s*[\w.]*\b(?:P|PS|PartitionSpec)\s*\(")),
     ("reshard", _OWN),
@@ -73,7 +74,7 @@ def as_layout(
         advice = "give one, text such as 'f32[{x}4, 8]', a NamedSharding or a PartitionSpec"
         if isinstance(thing, Mesh) or hasattr(thing, "axis_names"):
             advice = "a mesh goes in mesh="
-        elif hasattr(thing, "__array__"):
+        elif hasattr(thing, "__array__") or hasattr(thing, "sharding"):
             advice = "it has no sharding: give the layout that it has"
         raise LayoutError(f"{quoted(thing)} is a {type(thing).__name__}, not a Layout; {advice}")
     if hasattr(thing, "spec"):
@@ -86,7 +87,7 @@ def as_layout(
     items = cast("list[Any]", thing if isinstance(thing, list | tuple) else ())
     # Text is a placement where the mesh has no axis of its name.
     texts = {each for each in items if isinstance(each, str) and each not in given.axes and _PLACED.match(each)}
-    if items and all(_is_placement(each) or each in texts for each in items):
+    if items and all(_is_placement(each) or (isinstance(each, str) and each in texts) for each in items):
         return Layout.from_dtensor(items, given, shape, dtype)
     return Layout.from_spec(thing, given, shape, dtype)
 
@@ -248,6 +249,9 @@ def read(
         on = _require_mesh(mesh, source, kind, "has a placement for each axis")
         return Layout.from_dtensor(dtensor.parse_placements(source), on, shape, dtype)
     if kind == "JAX":
+        # A list of axes is a spec without its name.
+        source = f"P{source.strip()}" if source.lstrip()[:1] == "(" else source
+        source = f"P({source.strip()[1:-1]})" if source.lstrip()[:1] == "[" else source
         return Layout.from_jax_text(source, _require_mesh(mesh, source, kind), shape, dtype)
     if mesh is None:
         return Layout.from_hlo(source, shape, dtype)

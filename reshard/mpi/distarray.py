@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
-from reshard.errors import AgreementError, LayoutError, PlanError, TileError, quoted, shortened
+from reshard.errors import AgreementError, LayoutError, PlanError, TileError, name_arguments, quoted, shortened
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi import files
 from reshard.mpi.gathers import ArrayInTiles, RowGather, make_fetch, want_halo, want_rows
@@ -101,6 +101,7 @@ class DistArray(NumpyMethods):
     3.0
     """
 
+    @name_arguments
     def __init__(self, layout: Layout, tile: Array | None, comm: Comm) -> None:
         check_layout(layout, "layout")
         given: Any = comm

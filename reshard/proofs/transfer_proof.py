@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from reshard.errors import PlanError, ProofError, UndecidedError, name_arguments, quoted
 from reshard.geometry.detect import LayoutLike, as_layouts
 from reshard.plans.descriptors import Descriptor, read_transfer
-from reshard.plans.plan import group_moves
+from reshard.plans.plan import Plan, group_moves
 from reshard.plans.rules.bounds import joint_endpoint_bound, joint_lower_bound
 from reshard.proofs.parts import compare_parts
 from reshard.proofs.refute import Counterexample
@@ -113,7 +113,7 @@ _Turn = list[_Loops]
 @name_arguments
 def verify(
     transfers: Any,
-    source: LayoutLike | Move | Mapping[str, LayoutLike | Move],
+    source: LayoutLike | Move | Mapping[str, LayoutLike | Move] | None = None,
     target: LayoutLike | Mapping[str, LayoutLike] | None = None,
     *,
     mesh: MeshLike | None = None,
@@ -127,7 +127,8 @@ def verify(
     elements of flat row-major tiles, padding included; what stays on its device is a transfer to itself. An array of
     whole numbers of five columns is a list of runs, and a table of Arrow has the columns of `Descriptor`, or these
     five. Turns after the first (`step`) read what the turn before them wrote. What a move with `into` leaves must not
-    be written, what devices hold already (`have`) need not; padding may be.
+    be written, what devices hold already (`have`) need not; padding may be. A `Plan` has both its transfers and its
+    move.
 
     Layouts are in any form that `reshard.as_layout` reads; what one end of a move leaves out, the other one says, or
     `mesh`.
@@ -151,6 +152,15 @@ def verify(
     >>> verify({"w": runs, "v": runs}, {"w": before, "v": before}, {"w": after, "v": after}).received_bytes
     32
     """
+    if source is None and isinstance(transfers, Plan):
+        plan, transfers = transfers, transfers.to_descriptors()
+        source = Move(
+            plan.source,
+            plan.target,
+            plan.view,
+            have=plan.have,
+            changed=None if plan.holding is None else plan.holding.stale,
+        )
     tree = isinstance(source, Mapping)
     moves = (
         _read_moves(cast("Mapping[str, Any]", source), target, mesh)

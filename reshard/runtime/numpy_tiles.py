@@ -146,7 +146,9 @@ def tile_per_device(shapes: Mapping[int, Sequence[tuple[int, ...]]], tiles: obje
     {7: array([3, 4]), 3: array([1, 2])}
     """
     if not isinstance(tiles, Mapping):
-        raise TileError(f"tiles are a {type(tiles).__name__}; give a dict of one tile per device id")
+        raise TileError(
+            f"tiles are a {type(tiles).__name__}; give a dict of one tile per device id, such as layout.tiles(array)"
+        )
     given = cast("Mapping[Any, Any]", tiles)
     # The keys are counted before any is read: there may be any number of them.
     if len(given) != len(shapes) or any(device not in given for device in shapes):

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from reshard.errors import NetworkError, did_you_mean, quoted, shortened
+from reshard.errors import NetworkError, did_you_mean, name_arguments, quoted, shortened
 from reshard.synth.wires import Link as Link
 from reshard.synth.wires import LinkLike, PhysicalAxis, Stretch, Torus, Wires, link_of
 from reshard.types.input_files import read_input
@@ -185,6 +185,7 @@ class Network:
         return cls(name, axes=axes, source=source)
 
     @classmethod
+    @name_arguments
     def uniform(cls, latency: float, bandwidth: float) -> Network:
         """The same link (seconds, bytes/second) on every axis, whatever its name and size.
 

@@ -9,10 +9,10 @@ A function that users call has keywords, calls `PlanOptions.read` with them, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from reshard.errors import PlanError, ReshardError, quoted
 from reshard.synth.network import Network
@@ -86,6 +86,8 @@ def read_network(given: object) -> Network | None:
     """
     if given is None or (isinstance(given, str) and given == "none"):
         return None
+    if isinstance(given, Mapping):  # {axis: (seconds, bytes/second)}
+        given = Network.of(cast("Mapping[str, Any]", given))
     network = Network.load(given) if isinstance(given, str) else given
     if not isinstance(network, Network):
         raise PlanError(
@@ -107,7 +109,8 @@ def read_budget(budget: object, what: str = "budget") -> int | None:
             return parse_bytes(budget)
         except ReshardError as error:
             raise PlanError(f"{what} {quoted(budget)}: {error}") from None
-    limit = whole(budget)
+    # 1e9 is how people write a number of bytes.
+    limit = whole(int(budget) if isinstance(budget, float) and budget.is_integer() else budget)
     if limit is None:
         raise PlanError(
             f'{what} {quoted(budget)}: give bytes a device as a whole number of at least 0, text such as "64MiB", or '

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import import_module
 from itertools import product
@@ -136,7 +136,8 @@ def sweep(
     ]
     every = [None if mesh is None else checked_mesh(mesh) for mesh in _list_each(meshes)]
     rows: list[Row] = []
-    for pair in layouts:
+    every_pair: Any = cast("Any", layouts).values() if isinstance(layouts, Mapping) else layouts
+    for pair in every_pair:
         ends = read_items(pair)
         if ends is None or len(ends) != 2:
             raise PlanError(f"{quoted(pair)} is not a pair; give a list of (source, target) pairs of layouts")

@@ -67,12 +67,16 @@ class Layout:
     """
 
     mesh: Mesh
-    dims: tuple[Dim, ...]
-    dtype: str
+    dims: tuple[Dim, ...] = ()
+    dtype: str = ""
     reduction: str | None = None
     partial: tuple[SubAxis, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.mesh, str) and "[" in self.mesh:
+            raise LayoutError(
+                f"a Layout is made of dims, not of text; read {quoted(self.mesh)} with Layout.parse(text, mesh)"
+            )
         put = object.__setattr__
         put(self, "mesh", checked_mesh(self.mesh))
         for name in ("dims", "partial"):
@@ -290,6 +294,7 @@ class Layout:
         sizes = checked_shape(shape)
         is_mesh = isinstance(mesh, Mesh | str | Mapping) or hasattr(mesh, "mesh_dim_names")
         grid = checked_mesh(mesh) if is_mesh else dtensor.make_grid(cast("Any", mesh), names)
+        placements = dtensor.parse_placements(placements) if isinstance(placements, str) else placements
         raw = dtensor.read_placements(placements, tuple(grid.axes.values()), sizes)
         axes = [SubAxis(name, 1, size) for name, size in grid.axes.items()]
 
@@ -439,6 +444,7 @@ class Layout:
         dims[at] = _held_dim(mesh, [*names], pieces)._replace(size=sizes[at])
         return cls(mesh, tuple(dims), dtypes.canonical(dtype))
 
+    @name_arguments
     def to_jax(self, jax_mesh: Any) -> Any:
         """The `NamedSharding` of this layout on a jax mesh of the same devices.
 
@@ -469,6 +475,16 @@ class Layout:
     def shape(self) -> tuple[int, ...]:
         """The true global shape."""
         return tuple(dim.size for dim in self.dims)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.dims)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the array, padding left out."""
+        return math.prod(self.shape)
 
     @cached_property
     def padded_shape(self) -> tuple[int, ...]:
@@ -510,6 +526,7 @@ class Layout:
         """The sub-axes that hold digits, dim by dim, major to minor."""
         return tuple(d.axis for dim in self.dims for d in dim.digits if d.axis is not None)
 
+    @name_arguments
     def tiles(self, array: Any, *, padded: bool = True) -> dict[int, Any]:
         """A whole array cut into this layout's tiles: a numpy array for each device id, padded with zeros or not.
 
@@ -522,6 +539,7 @@ class Layout:
         """
         return import_module("reshard.runtime.numpy_tiles").cut_array(self, array, padded)
 
+    @name_arguments
     def assemble(self, tiles: Mapping[int, Any]) -> Any:
         """The whole array of which these are the tiles, with or without padding, by device id; summands are combined.
 
@@ -534,6 +552,7 @@ class Layout:
         """
         return import_module("reshard.runtime.numpy_tiles").assemble_array(self, tiles)
 
+    @name_arguments
     def with_local(self, dim: int, to: int | None = None) -> Layout:
         """This layout with a dim whole on every device: the axes that hold it hold more of dim `to`, after its own.
 

@@ -22,7 +22,7 @@ from reshard.errors import MeshError, NotationError, did_you_mean, quoted
 from reshard.types.whole import MOST, MOST_DEVICES, count_items, primes, read_items, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
-_AXIS = re.compile(rf"\s*({AXIS_NAME})\s*[=:]\s*(-?\d+)\s*")
+_AXIS = re.compile(rf"\s*['\"]?({AXIS_NAME})['\"]?\s*[=:]\s*(-?\d+)\s*")
 _SUB_AXIS = re.compile(rf"\s*({AXIS_NAME})\s*(?::\s*\((\d+)\)\s*(\d+)\s*)?")
 
 
@@ -73,7 +73,10 @@ class Mesh:
                 )
             checked = whole(size, 1)
             if checked is None:
-                raise MeshError(f"axis {quoted(name)} has size {quoted(size)}: a size is a whole number of at least 1")
+                listed = "; give Mesh((4, 2), ('x', 'y')) or Mesh(x=4, y=2)" if isinstance(size, Sized) else ""
+                raise MeshError(
+                    f"axis {quoted(name)} has size {quoted(size)}: a size is a whole number of at least 1{listed}"
+                )
             pairs.append((name, checked))
         object.__setattr__(self, "axes", dict(pairs))
         if len(self.axes) != len(pairs):
@@ -101,12 +104,12 @@ class Mesh:
         if (count or len(read)) != size:
             number = count if count is not None else f"{len(read)} or more"
             raise MeshError(f"mesh {mesh} has {size} devices, but device_ids lists {number}; list one id per device")
+        read = [getattr(device, "id", device) for device in read] if hasattr(read[0], "id") else read
         # Ints of Python are checked all at once: one by one, 2^24 of them take ten seconds instead of two.
         if set(map(type, read)) != {int} or max(cast("list[int]", read)) > MOST:
             bad = [each for each in read if whole(each) is None and whole(each, -MOST, -1) is None]
             if bad:
-                like = ", such as the id of a jax device" if hasattr(bad[0], "id") else ""
-                raise MeshError(f"device_ids has {quoted(bad[0])}; a device id is a whole number of at least 0{like}")
+                raise MeshError(f"device_ids has {quoted(bad[0])}; a device id is a whole number of at least 0")
             read = [int(cast("int", each)) for each in read]
         ids = tuple(cast("list[int]", read))
         if len(set(ids)) != size or min(ids) < 0:
@@ -141,7 +144,10 @@ class Mesh:
                     f"{MOST_DEVICES} devices are numbered so"
                 )
             return cls(mesh.axes, device_ids=range(start, start + mesh.size))
-        body = body.strip().removeprefix("<").removesuffix(">")
+        body = body.strip()
+        # As meshes print themselves, and as Python writes a dict.
+        for brackets in ("<>", "{}"):
+            body = body[1:-1] if body[:1] + body[-1:] == brackets else body
         pairs: list[tuple[str, int]] = []
         for part in filter(None, (p.strip() for p in body.split(","))):
             match = _AXIS.fullmatch(part)
@@ -170,6 +176,16 @@ class Mesh:
         if not given or not isinstance(data.get("axes"), Mapping):
             raise MeshError(f"{quoted(data)} is not a mesh as plain data; give {{'axes': {{'x': 4}}}}, as to_dict does")
         return cls(data["axes"], device_ids=data.get("device_ids"))
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """The size of each axis by name, as jax meshes say it: `axes`."""
+        return self.axes
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The names of the axes, as jax meshes say them."""
+        return tuple(self.axes)
 
     @cached_property
     def size(self) -> int:
@@ -367,8 +383,12 @@ def _read_axes(source: Any, device_ids: Any) -> tuple[Iterable[tuple[Any, Any]],
     elif hasattr(source, "mesh_dim_names"):  # torch's
         names = source.mesh_dim_names or [f"d{at}" for at in range(source.mesh.ndim)]
         source, own = list(zip(names, source.mesh.shape, strict=True)), source.mesh.flatten().tolist()
-    elif _is_list_of(str, device_ids) and _is_list_of(int, source) and len(source) == len(device_ids):
-        source, device_ids = list(zip(device_ids, source, strict=True)), None
+    names = cast("list[Any]", device_ids if isinstance(device_ids, list | tuple) else [])
+    sizes: Any = getattr(source, "shape", source)
+    if {*map(type, names)} == {str} and isinstance(sizes, list | tuple) and len(cast("list[Any]", sizes)) == len(names):
+        if hasattr(source, "flat"):  # An array of devices, or of their numbers, as of jax.sharding.Mesh.
+            own = [getattr(device, "id", device) for device in source.flat]
+        source, device_ids = list(zip(names, cast("list[Any]", sizes), strict=True)), None
     given = read_items(cast("Any", source).items() if isinstance(source, Mapping) else () if source is None else source)
     if given is None or not all(isinstance(pair, tuple) and len(cast("Any", pair)) == 2 for pair in given):
         shown = cast("object", source) if given is None else list(given)
@@ -376,13 +396,7 @@ def _read_axes(source: Any, device_ids: Any) -> tuple[Iterable[tuple[Any, Any]],
             f"mesh axes {quoted(shown)}: give a dict of name to size, (name, size) pairs, or sizes and names, as in "
             f"Mesh((4, 2), ('x', 'y'))"
         )
-    return given, own if device_ids is None else device_ids
-
-
-def _is_list_of(kind: type, given: object) -> bool:
-    """Whether it is a list or tuple of such items, at least one."""
-    items = cast("Sequence[object]", given) if isinstance(given, list | tuple) else ()
-    return bool(items) and all(isinstance(item, kind) for item in items)
+    return given, own if device_ids is None else cast("Any", device_ids)
 
 
 def merged_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -205,7 +205,8 @@ def _checked_layout(what: str, layout: object) -> Layout:
     if isinstance(layout, Layout):
         return layout
     raise PlanError(
-        f"the {what} {quoted(layout)} of a move is a {type(layout).__name__}, not a Layout; read it with Layout.parse"
+        f"the {what} {quoted(layout)} of a move is a {type(layout).__name__}, not a Layout; read it with "
+        f"reshard.as_layout"
     )
 
 

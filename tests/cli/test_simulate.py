@@ -13,6 +13,7 @@ from reshard.cli import trial
 from reshard.cli.trial import Fault, Trial, check_simulated_size, show_verdict
 from reshard.errors import ReshardError
 from reshard.runtime import Account, simulate
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.types.meaning import meaning
 from tests.cli.cases import MESH, SOURCE, TARGET
 from tests.draw.cases import planned
@@ -116,6 +117,7 @@ def test_it_finds_a_broken_promise(call, monkeypatch):
 
 def test_without_ml_dtypes_it_names_what_to_install(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    numpy_dtype.cache_clear()
     ran = call("simulate", *MESH, "bf16[{x}4]", "bf16[16]")
     assert ran.code == 2
     assert "install ml_dtypes" in ran.err
