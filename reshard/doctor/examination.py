@@ -93,7 +93,8 @@ def examine(
     moves = tuple(known) if isinstance(known, list | tuple) else read_items(known)
     if moves is None or not all(isinstance(move, Known) for move in moves):
         raise ReshardError(f"known {quoted(known)}: give a list of `Known` moves")
-    if re.search(r'custom_call_target="(?:Sharding|xla\.sdy\.)', text):  # XLA's partitioner removes them.
+    # XLA's partitioner removes them. What is no text the reader refuses.
+    if re.search(r'custom_call_target="(?:Sharding|xla\.sdy\.)', str(text)):
         raise NotationError(
             "the module still has sharding constraints: XLA has not partitioned it, so it moves nothing yet; give what "
             "XLA compiled, compiled.as_text() or the file of a dump that ends in after_optimizations.txt"
