@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from os import PathLike
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from reshard.errors import PlanError, name_arguments, quoted
 from reshard.files.open import open as open_checkpoint
-from reshard.files.plan_load import plan_load, read_targets
+from reshard.files.plan_load import list_layout_targets, plan_load, read_targets
 from reshard.names import Table
 from reshard.plans.load_plan import LoadPlan
 from reshard.plans.manifest import Manifest
-from reshard.plans.plan_data import flatten_tree
 from reshard.plans.stored import Checkpoint
 from reshard.runtime.on_files.drivers import check_missing
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, WantedTiles
@@ -27,8 +26,7 @@ from reshard.runtime.on_files.host_load import load_in_process
 from reshard.runtime.on_files.parallel_reads import ParallelReader
 from reshard.runtime.on_files.sidecar import BlockChecks, find_checks
 from reshard.show.load_progress import show_load_progress
-from reshard.types.layout import Layout
-from reshard.types.move import Move
+from reshard.types.mesh import MeshLike
 from reshard.types.whole import checked_flag
 
 
@@ -37,6 +35,7 @@ def load(
     source: str | PathLike[str] | Checkpoint,
     targets: Any,
     *,
+    mesh: MeshLike | None = None,
     comm: Any = None,
     devices: Sequence[int] | None = None,
     names: Table | str | None = None,
@@ -56,7 +55,8 @@ def load(
 ) -> Any:
     """What is stored at a path, or in a checkpoint that has been opened, in the layouts that are asked for.
 
-    `targets` and the options from `names` to `wave` are those of `plan_load`, which says how it is read. The result:
+    `targets`, `mesh` and the options from `names` to `wave` are those of `plan_load`, which says how it is read. What
+    comes back:
 
     - with `comm`, which all ranks of an MPI communicator call alike: {name: this rank's tile}, None where it has none.
       Rank 0 reads the metadata. Whatever goes wrong on one rank is the same error on all, and nothing is returned.
@@ -75,11 +75,9 @@ def load(
 
     >>> import os, tempfile
     >>> import numpy as np
-    >>> from reshard import Layout, Mesh
     >>> path = os.path.join(tempfile.mkdtemp(), "w.npy")
     >>> np.save(path, np.arange(16, dtype="float32").reshape(4, 4))
-    >>> columns = Layout.parse("f32[4, {x}2]", Mesh(x=2))
-    >>> load(path, {"w": columns})["w"][1].tolist()
+    >>> load(path, {"w": "P(None, 'x')"}, mesh="x=2")["w"][1].tolist()
     [[2.0, 3.0], [6.0, 7.0], [10.0, 11.0], [14.0, 15.0]]
     """
     counts = ReadCounts() if counts is None else counts
@@ -89,6 +87,7 @@ def load(
     if comm is not None and devices is not None:
         raise PlanError("the devices of comm= are its ranks; leave out devices=")
     asking: dict[str, Any] = {"names": names, "sizes": sizes, "sources": sources, "fills": fills, "rest": rest}
+    asking["mesh"] = mesh
     planning: dict[str, Any] = {"budget": budget, "read_size": read_size, "network": network, "wave": wave}
 
     def opened() -> Checkpoint:
@@ -113,8 +112,7 @@ def load(
         return import_module("reshard.mpi.loading").load_on_ranks(
             comm, request, opened, described, planned, checks_of, limit, missing, counts, progress
         )
-    leaves: dict[str, Any] = flatten_tree(cast("object", targets)) if type(targets) is dict else {"": targets}
-    if all(isinstance(leaf, Layout | Move) for leaf in leaves.values()):
+    if list_layout_targets(targets, mesh) is not None:
         # Who names no devices has them all.
         devices = () if devices is None else devices
         ckpt = opened()

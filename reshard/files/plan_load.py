@@ -1,7 +1,7 @@
 """`reshard.files.plan_load`: what a load reads and moves, before it does.
 
     targets                      moves                                    process of each device
-    {name: Layout}               from the stored tensor of that name      its own, or as `processes=` says
+    {name: Layout}, or mesh=     from the stored tensor of that name      its own, or as `processes=` says
     {name: Move}                 as they are, `sources=` and `fills=`     the same
     a table of names             those of the table (`name_moves`)        the same
     a tree of shardings          those of `reshard.jax`                   the one that has the device
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 from reshard.errors import FileError, MissingTensorError, PlanError, did_you_mean, name_arguments, quoted
 from reshard.files.name_moves import list_target_types, name_moves
 from reshard.files.open import open as open_checkpoint
+from reshard.geometry.detect import as_layout
 from reshard.names import Table
 from reshard.plans.load_plan import LoadPlan
 from reshard.plans.plan_data import flatten_tree
@@ -29,6 +30,7 @@ from reshard.synth import Network
 from reshard.synth.options import read_budget, read_network
 from reshard.synth.reading import ReadOptions, plan_reading
 from reshard.types.layout import Layout
+from reshard.types.mesh import MeshLike
 from reshard.types.move import Move
 from reshard.types.whole import whole
 
@@ -54,6 +56,7 @@ def plan_load(
     ckpt: Checkpoint | str | PathLike[str],
     targets: Any,
     *,
+    mesh: MeshLike | None = None,
     comm: Any = None,
     devices: Any = None,
     processes: int | Mapping[int, int] | None = None,
@@ -71,6 +74,7 @@ def plan_load(
 
     `targets` is a dict, nested or not, of names and what each becomes: a `Layout`, or a `Move` whose source is
     `ckpt[name].as_stored`, for which the plan puts the layout in which the tensor is read; or a tree of shardings. With
+    `mesh`, a target is whatever says a layout on it, such as "P('x')" or a `PartitionSpec` (`reshard.as_layout`). With
     `names`, a table of names or its name, targets have the names that the table makes, and `sizes` are those that it
     needs. `sources` and `fills` name by moves the tensors that they read and the targets that they fill, where that is
     not one of the move's own name. `rest="skip"` leaves tensors unread that no target names.
@@ -87,7 +91,7 @@ def plan_load(
     if not isinstance(ckpt, Checkpoint):
         ckpt = open_checkpoint(ckpt)
     # Without shardings, processes are the caller's to say; a plan knows devices alone.
-    asked = read_targets(ckpt, targets, names=names, sizes=sizes, sources=sources, fills=fills, rest=rest)
+    asked = read_targets(ckpt, targets, mesh=mesh, names=names, sizes=sizes, sources=sources, fills=fills, rest=rest)
     process_of = asked.process_of if asked.process_of is not None else _read_processes(asked.moves, devices, processes)
     # A read of no bytes would cost nothing, and any number of them as much.
     size = read_budget(read_size, "read_size")
@@ -125,10 +129,22 @@ def _plan_problem(problem: _LoadProblem) -> LoadPlan:
     return replace(plan, format=ckpt.format)
 
 
+def list_layout_targets(targets: object, mesh: MeshLike | None) -> dict[str, Any] | None:
+    """Targets by name, if they are layouts, moves, or what says a layout on `mesh`; None for a tree that jax reads."""
+    leaves: dict[str, Any] = {"": targets}
+    if type(targets) is dict:
+        leaves = flatten_tree(cast("object", targets))
+    elif mesh is not None or isinstance(targets, str):
+        raise PlanError(f"the targets are {quoted(targets)}; give a dict of names and layouts")
+    said = mesh is not None or all(isinstance(leaf, Layout | Move | str) for leaf in leaves.values())
+    return leaves if said else None
+
+
 def read_targets(
     ckpt: Checkpoint,
     targets: Any,
     *,
+    mesh: MeshLike | None = None,
     names: Table | str | None = None,
     sizes: Mapping[str, int] | None = None,
     sources: Mapping[str, str] | None = None,
@@ -138,9 +154,8 @@ def read_targets(
     """The moves that targets of a load ask for; raises the errors of `plan_load` for what does not go together."""
     if rest not in ("refuse", "skip"):
         raise PlanError(f'rest={quoted(rest)} is neither "refuse" nor "skip"')
-    # Anything but a dict is one target, or a tree that jax can flatten.
-    leaves: dict[str, Any] = flatten_tree(cast("object", targets)) if type(targets) is dict else {"": targets}
-    if not all(isinstance(leaf, Layout | Move) for leaf in leaves.values()):
+    leaves = list_layout_targets(targets, mesh)
+    if leaves is None:
         # Only shardings need jax, and whoever gives them has loaded it.
         loading = import_module("reshard.jax.loading")
         types = list_target_types(ckpt, names, sizes, rest)
@@ -148,6 +163,11 @@ def read_targets(
         read: Any = loading.read_target_shardings(targets, types, stored)
         asked = _name_asked(ckpt, read.targets, names, sizes, read.sources, read.fills, rest)
         return asked._replace(process_of=read.process_of, shardings=read)
+    if said := [name for name, leaf in leaves.items() if not isinstance(leaf, Layout | Move)]:
+        types = list_target_types(ckpt, names, sizes, rest)
+        reads = {name: (sources or {}).get(name, name) for name in said}
+        # Names that are not there become one error with all others.
+        leaves |= {name: as_layout(leaves[name], mesh, *types[read]) for name, read in reads.items() if read in types}
     return _name_asked(ckpt, leaves, names, sizes, sources, fills, rest)
 
 

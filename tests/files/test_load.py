@@ -269,3 +269,22 @@ def test_a_tile_may_be_any_view_of_memory(tmp_path: Path):
     read_tiles(ckpt, [(reading, {device: room[device, :, 3:23:2] for device in (0, 1)})])
     np.testing.assert_array_equal(room[:, :, 3:23:2].reshape(12, 10), arrays["w"])
     assert not room[:, :, :3].any() and not room[:, :, 4::2].any()
+
+
+def test_targets_are_said_as_layouts_are(tmp_path: Path):
+    arrays = {"w": np.arange(32, dtype="float32").reshape(4, 8), "b": np.arange(8, dtype="float32")}
+    save_file(arrays, tmp_path / "m.safetensors")
+    for said in ("f32[4, {x}4]", "P(None, 'x')", "[Shard(1)]", rs.Layout.parse("f32[4, {x}4]", rs.Mesh(x=2))):
+        tiles = rs.files.load(tmp_path, {"w": said, "b": "P()"}, mesh="x=2")
+        for device in range(2):
+            np.testing.assert_array_equal(tiles["w"][device], arrays["w"][:, 4 * device :][:, :4])
+            np.testing.assert_array_equal(tiles["b"][device], arrays["b"])
+    # By another name, the shape is that of what it reads.
+    moved = rs.files.load(tmp_path, {"v": "P('x')"}, mesh="x=2", sources={"v": "b"}, rest="skip")
+    np.testing.assert_array_equal(moved["v"][1], arrays["b"][4:])
+    with pytest.raises(MissingTensorError, match=r"'x'.*no target names 'w'"):
+        rs.files.load(tmp_path, {"x": "P()", "b": "P()"}, mesh="x=2")
+    with pytest.raises(PlanError, match="give a dict"):
+        rs.files.load(tmp_path, ["w", "b"], mesh="x=2")
+    with pytest.raises(rs.errors.NotationError, match="give the mesh"):
+        rs.files.load(tmp_path, {"w": "P()", "b": "P()"})
