@@ -131,6 +131,7 @@ def _plan_problem(problem: _LoadProblem) -> LoadPlan:
 
 def list_layout_targets(targets: object, mesh: MeshLike | None) -> dict[str, Any] | None:
     """Targets by name, if they are layouts, moves, or what says a layout on `mesh`; None for a tree that jax reads."""
+    # A zarr store that is one array has it under the empty name; else jax knows the tree.
     leaves: dict[str, Any] = {"": targets}
     if type(targets) is dict:
         leaves = flatten_tree(cast("object", targets))

@@ -315,6 +315,7 @@ def _read_chunks(
         named = {dim for names in dims.values() for dim in names or () if dim is not None}
         unknown = [dim for dim in table if dim not in named]
         if unknown:
+            # Formats without names of dims, and those of arrays that have none.
             known = f"name one of {', '.join(sorted(named))}" if named else "no dim has a name: give a size for each"
             cure = did_you_mean(unknown[0], named) or f"; {known}"
             raise FileError(f"{what} name the dim {quoted(unknown[0])}, which no array has{cure}")

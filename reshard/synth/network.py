@@ -288,6 +288,7 @@ def _list_stretches(sizes: Sequence[int], below: Sequence[tuple[int, bool]]) -> 
 
 
 def _spell_preset(name: str) -> str:
+    # Vendors write H100, and the code of TPUs tpu_v5p.
     return name.lower().replace("_", "-")
 
 
