@@ -94,7 +94,8 @@ def examine(
     if moves is None or not all(isinstance(move, Known) for move in moves):
         raise ReshardError(f"known {quoted(known)}: give a list of `Known` moves")
     # XLA's partitioner removes them. What is no text the reader refuses.
-    if re.search(r'custom_call_target="(?:Sharding|xla\.sdy\.)', str(text)):
+    is_text = isinstance(text, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if is_text and re.search(r'custom_call_target="(?:Sharding|xla\.sdy\.)', text):
         raise NotationError(
             "the module still has sharding constraints: XLA has not partitioned it, so it moves nothing yet; give what "
             "XLA compiled, compiled.as_text() or the file of a dump that ends in after_optimizations.txt"
