@@ -13,6 +13,9 @@ buffers, and every result is checked once.
     redistribute   reshard.mpi.redistribute(tile, ..., out=out), repeated
     array          DistArray.redistribute, repeated, with out; `new` without
 
+numpy's functions on a DistArray of 8 columns, in microseconds a call: `numpy` on each rank's tile, with an Allreduce
+where ranks must add up; `array` the same expression on the array, `dim` its move by `redistribute(0)`.
+
 200 arrays of 16 KiB, in milliseconds: by hand they go in one Alltoall of all; `reshard.mpi.redistribute` takes a dict.
 `create` makes 200 arrays, `DistArray.empty`. Overlap: a handle's move of 8 MiB a rank and a product of matrices, one
 after the other and begun before it; `hidden` is what that saves, over the shorter of the two.
@@ -110,6 +113,26 @@ def small(comm: Any, nbytes: int, repeats: int, calls: int) -> dict[str, tuple[f
     return timed(comm, ways, calls or max(5, some), repeats)
 
 
+def functions(comm: Any, nbytes: int, repeats: int, calls: int) -> dict[str, tuple[float, float]]:
+    mesh, rows = Mesh(x=comm.size), max(1, nbytes // 64)
+    array = DistArray.full(Layout.from_spec([["x"], []], mesh, (rows * comm.size, 8), "float64"), 2.0, comm)
+    tile, number, line = array.tile, np.empty(()), np.empty(8)
+    wanted = rows * comm.size * 16.0
+    assert array.sum() == wanted and array.std() == 0 and (array + array).tile.max() == 4
+    ways: dict[str, Run] = {
+        "numpy, a + b": lambda: tile + tile,
+        "array, a + b": lambda: array + array,
+        "numpy, sum": lambda: comm.Allreduce(np.asarray(tile.sum()), number),
+        "array, sum": lambda: array.sum(),
+        "numpy, sum(0)": lambda: comm.Allreduce(tile.sum(0), line),
+        "array, sum(0)": lambda: array.sum(0),
+        "array, max": lambda: array.max(),
+        "array, mean": lambda: array.mean(),
+        "array, dim": lambda: array.redistribute(0),
+    }
+    return timed(comm, ways, calls or 40, repeats)
+
+
 def many(comm: Any, repeats: int) -> dict[str, tuple[float, float]]:
     source, target = ends(comm, 16 << 10)
     tiles = {f"a{n}": tile_of(source, comm.rank) + n for n in range(200)}
@@ -155,6 +178,8 @@ def rank_main(repeats: int, calls: int) -> None:
         times = small(comm, nbytes, repeats, calls)
         ratios = ", ".join(f"{way} {of[1] / times['by hand'][1]:.2f}" for way, of in times.items())
         lines.append(f"  {nbytes:7} B, us: {shown(times, 1e6)}; medians over by hand: {ratios}")
+    for nbytes in (64, 64 << 10):
+        lines.append(f"  {nbytes:7} B, us: {shown(functions(comm, nbytes, repeats, calls), 1e6)}")
     lines.append(f"  200 arrays, ms: {shown(many(comm, max(5, repeats // 4)), 1e3)}")
     times = overlap(comm, max(5, repeats // 4))
     move, compute, both = (low for low, _ in times.values())
