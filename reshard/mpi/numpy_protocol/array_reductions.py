@@ -35,6 +35,7 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     is_split,
     list_axes,
     make_local_dim,
+    name_dtype,
     normalize_axes,
     normalize_axis,
     replaced,
@@ -264,7 +265,7 @@ def _reduce_across_ranks(kind: ReductionKind, array: TiledArray, dims: tuple[int
     """The array of all ranks' reductions, combined along the axes that held the reduced dims."""
     if not is_split(array.layout, dims):
         return wrap_true_part(array, _lay_reduced(array.layout, dims), local)
-    if has_reduction(local.dtype.name, kind.operation):
+    if has_reduction(name_dtype(local.dtype), kind.operation):
         return finish_sum(wrap_true_part(array, _lay_reduced(array.layout, dims, local.dtype, kind.operation), local))
     # No partial layout has the operation (the largest complex number): every rank gathers the reductions of all, and
     # reduces them. The second reduction keeps the dtype of the first, which may be wider than the elements.

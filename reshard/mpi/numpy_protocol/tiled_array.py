@@ -145,6 +145,7 @@ def layout_of_dtype(layout: Layout, dtype: np.dtype[Any]) -> Layout:
     return replace(layout, dtype=name_dtype(dtype))
 
 
+@lru_cache
 def name_dtype(dtype: np.dtype[Any]) -> str:
     """The layout dtype of a numpy dtype: its name, or the plain words of its size if it has no name in layouts.
 
