@@ -26,10 +26,11 @@ from reshard.errors import AgreementError, BudgetError, PlanError, RankError, Ti
 from reshard.runtime.on_mpi import repeated
 from reshard.runtime.on_mpi import team as team_module
 from reshard.runtime.on_mpi.collective import (
-    _raise_statements,
-    _Statement,
+    Statement,
+    _list_requests,
     collective,
     digest_of,
+    join_errors,
     seconds_of,
 )
 from reshard.runtime.on_mpi.repeated import find_prepared, limit_or_usual
@@ -271,25 +272,20 @@ def test_ranks_that_cannot_share_memory_are_nodes_of_their_own(monkeypatch: pyte
 # ---- Agreement: the same error on all ranks, and nothing has moved. See `tests.mpi.failing`
 
 
-def statement(request: str = "a move", kind: str = "", text: str = "", smallest: int = 0, calls: int = 1) -> _Statement:
-    return _Statement(kind, text, smallest, request, calls)
+def statement(request: str = "a move", kind: str = "", text: str = "", smallest: int = 0, calls: int = 1) -> Statement:
+    return Statement(kind, text, smallest, request, calls)
 
 
 def test_different_requests_are_listed_with_their_ranks():
-    with pytest.raises(AgreementError) as caught:
-        _raise_statements([statement("a"), statement("b"), statement("a"), statement("a", calls=2)], None)
-    assert str(caught.value) == (
-        "the ranks ask for different things, so nothing was moved: ranks [0, 2]: a (call 1 of this communicator); "
-        "ranks [1]: b (call 1 of this communicator); ranks [3]: a (call 2 of this communicator); make the same call "
-        "on all"
+    assert _list_requests([statement("a"), statement("b"), statement("a"), statement("a", calls=2)]) == (
+        "ranks [0, 2]: a (call 1 of this communicator); ranks [1]: b (call 1 of this communicator); "
+        "ranks [3]: a (call 2 of this communicator)"
     )
 
 
 def test_an_error_of_all_ranks_is_raised_as_it_is():
     own = TileError("wrong shape")
-    with pytest.raises(TileError) as caught:
-        _raise_statements([statement(kind="TileError", text="wrong shape")] * 3, own)
-    assert caught.value is own
+    assert join_errors(dict.fromkeys(range(3), statement(kind="TileError", text="wrong shape")), own, 3) is own
 
 
 @pytest.mark.parametrize(
@@ -302,17 +298,16 @@ def test_an_error_of_all_ranks_is_raised_as_it_is():
     ],
 )
 def test_an_error_of_one_rank_is_raised_on_all(kind: str, raised: type, text: str):
-    with pytest.raises(raised) as caught:
-        _raise_statements([statement(), statement(kind=kind, text="bad", smallest=77)], None)
-    assert type(caught.value) is raised
-    assert str(caught.value) == text
-    assert getattr(caught.value, "smallest", 77) == 77
+    error = join_errors({1: statement(kind=kind, text="bad", smallest=77)}, None, 2)
+    assert type(error) is raised
+    assert str(error) == text
+    assert getattr(error, "smallest", 77) == 77
 
 
 def test_further_ranks_with_errors_are_counted():
     failed = statement(kind="TileError", text="bad")
-    with pytest.raises(TileError, match=r"rank 1 \(and 2 more ranks\): bad"):
-        _raise_statements([statement(), failed, statement(kind="PlanError", text="worse"), failed], None)
+    error = join_errors({1: failed, 2: statement(kind="PlanError", text="worse"), 3: failed}, None, 4)
+    assert isinstance(error, TileError) and str(error).startswith("rank 1 (and 2 more ranks): bad")
 
 
 def test_digests_are_those_of_the_text_in_every_process():
