@@ -300,6 +300,8 @@ def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None, joins: 
     """
     common: _Common = {}
     if source.pieces is not None or target.pieces is not None:
+        if (p is None) != (q is None) and (found := _find_meetings(source, target, p, q)) is not None:
+            return found
         meetings: dict[tuple[int, int], list[list[int]]] = {}
         for at, to, src, dst, length in _list_meetings(source, target, p, q):
             runs = meetings.setdefault((at, to), [])
@@ -364,6 +366,46 @@ def _list_meetings(source: Dim, target: Dim, p: int | None, q: int | None) -> It
         length = min(left, rest)
         yield Meeting(a, b, src, dst, length)
         src, dst, left, rest = src + length, dst + length, left - length, rest - length
+
+
+_MANY_RUNS = 256  # Runs of a piece from which numpy's calls take less than a step for each.
+
+
+def _find_meetings(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common | None:
+    """What one piece shares with those of the other side, by numpy; None for a piece of few runs."""
+    one, other = tabulate_pieces(source), tabulate_pieces(target)
+    mine, others, number = (one, other, p) if p is not None else (other, one, q)
+    runs = mine.list_runs(cast("int", number))
+    if len(runs) < _MANY_RUNS or (np := loaded_numpy(len(others.lengths))) is None:
+        return None
+    starts, locals_, lengths = (np.asarray(column)[runs] for column in (mine.starts, mine.locals, mine.lengths))
+    begins, numbers = np.asarray(others.starts), np.asarray(others.numbers)
+    first = np.searchsorted(begins, starts, "right") - 1
+    counts = np.searchsorted(begins, starts + lengths, "left") - first
+    # Each run as often as it meets one of the other side, and which that is.
+    at = np.repeat(np.arange(len(runs)), counts)
+    to = np.arange(len(at)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+    low = np.maximum(starts[at], begins[to])
+    length = np.minimum(starts[at] + lengths[at], begins[to] + np.asarray(others.lengths)[to]) - low
+    here, there = locals_[at] + low - starts[at], np.asarray(others.locals)[to] + low - begins[to]
+    pieces, firsts, piece = np.unique(numbers[to], return_index=True, return_inverse=True)
+    order = np.argsort(piece, kind="stable")
+    here, there, length, piece = here[order], there[order], length[order], piece[order]
+    goes_on = np.diff(piece, prepend=-1) == 0
+    for column in (here, there):
+        goes_on[1:] &= column[:-1] + length[:-1] == column[1:]
+    begun = np.flatnonzero(~goes_on)
+    length = np.add.reduceat(length, begun)
+    ends = (here, there) if p is not None else (there, here)
+    columns = [column[begun].tolist() for column in ends]
+    blocks = [Block(src, dst, _run_axes(run)) for src, dst, run in zip(*columns, length.tolist(), strict=True)]
+    cuts = np.searchsorted(piece[begun], np.arange(len(pieces) + 1)).tolist()
+    common: _Common = {}
+    for each in np.argsort(firsts).tolist():
+        met = int(pieces[each])
+        pair = (cast("int", p), met) if p is not None else (met, q)
+        common[*pair, ()] = blocks[cuts[each] : cuts[each + 1]]
+    return common
 
 
 def _list_windows(one: Pieces, other: Pieces, np: Any) -> Iterator[tuple[Any, Any, Any, Any]]:

@@ -17,7 +17,7 @@ import math
 import operator
 import sys
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -185,13 +185,15 @@ class Pieces:
 
     def runs_of(self, piece: int) -> Iterator[Run]:
         """The runs of a piece, in order."""
-        order, local = self._order, 0
-        for index in range(bisect_left(order, piece, key=self.numbers.__getitem__), len(order)):
-            at = order[index]
-            if self.numbers[at] != piece:
-                return
+        local = 0
+        for at in self.list_runs(piece):
             yield Run(self.starts[at], local, self.lengths[at])
             local += self.lengths[at]
+
+    def list_runs(self, piece: int) -> Sequence[int]:
+        """Which of all runs are those of a piece, in order."""
+        order, number = self._order, self.numbers.__getitem__
+        return order[bisect_left(order, piece, key=number) : bisect_right(order, piece, key=number)]
 
     def renumbered(self, numbers: Sequence[int], count: int) -> Pieces:
         """The same runs, each in the one of `count` pieces that `numbers` has for its own."""

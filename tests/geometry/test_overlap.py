@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -321,3 +322,39 @@ def test_equal_distances_make_one_block():
     assert once == [straight(0, 0, 2, Axis(3, 5, 7))]
     assert repeat_blocks(once, Axis(4, 15, 21)) == [straight(0, 0, 2, Axis(12, 5, 7))]
     assert repeat_blocks([straight(3, 1, 5)], Axis(1000, 5, 5)) == [straight(3, 1, 5000)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("by_digits", [None, "source", "target"])
+def test_what_a_piece_of_very_many_runs_shares(seed: int, by_digits: str | None):
+    """By numpy: every index of the piece, in order, at its place on both sides, in runs that cannot be longer."""
+    choose = np.random.default_rng(seed)
+    size, count = int(choose.integers(3_000, 6_000)), int(choose.integers(2, 6))
+    run = int(choose.integers(1, 4))
+    owners = [np.repeat(choose.integers(0, count, size), choose.integers(1, run + 1, size))[:size] for _ in range(2)]
+    dims = [Layout.from_owners(owner, Mesh(x=count), (size,), "f32").dims[0] for owner in owners]
+    if by_digits is not None:
+        at = by_digits == "target"
+        dims[at] = Layout.parse(f"f32[{-(-size // (2 * count))}{{x}}2/{size}]", Mesh(x=count)).dims[0]
+        owners[at] = np.arange(size) // 2 % count
+    places = []
+    for owner in owners:
+        local = np.empty(size, np.int64)
+        for peer in range(count):
+            local[owner == peer] = np.arange(np.count_nonzero(owner == peer))
+        places.append(local)
+    for number in range(count):
+        for gives, shared in ((False, shares_of), (True, shares_from)):
+            found = shared(*dims, number)
+            mine, other = owners if gives else owners[::-1]
+            assert set(found) == set(other[mine == number].tolist())
+            for peer, blocks in found.items():
+                both = np.flatnonzero((mine == number) & (other == peer))
+                listed = [(np.arange(b.elements) + b.src, np.arange(b.elements) + b.dst) for b in blocks]
+                assert all(len(block.axes) == 1 for block in blocks)
+                for column, place in zip(
+                    (np.concatenate(each) for each in zip(*listed, strict=True)), places, strict=True
+                ):
+                    assert np.array_equal(column, place[both])
+                ends = [(b.src + b.elements, b.dst + b.elements) for b in blocks[:-1]]
+                assert all(end != block[:2] for end, block in zip(ends, blocks[1:], strict=True))

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+
 from reshard.errors import PlanError
 from reshard.geometry.blocks import Axis, Block, Factor, block_part, merge_blocks, multiply_blocks
 from reshard.lower.exchange_rounds import Span
@@ -69,9 +71,17 @@ def multiply_factors(factors: Iterable[Factor]) -> Iterator[Block]:
     return (Block(src + block.src, dst + block.dst, joined[block.axes]) for block in folded[at])
 
 
+_TABLE = 256  # Blocks from which it is found out first whether merging them leaves many fewer.
+
+
 @lru_cache(maxsize=1024)
 def _fold_factor(factor: Factor) -> Factor:
-    """Cached, as many messages share their factors."""
+    """Cached, as many messages share their factors. Runs of a table stay as they are if few go on evenly."""
+    if len(factor) >= _TABLE:
+        ends = np.array([block[:2] for block in factor], np.int64)
+        turns = np.count_nonzero((np.diff(ends, 2, axis=0) != 0).any(axis=1))
+        if 2 * turns > len(factor):
+            return factor
     return tuple(merge_blocks(factor))
 
 
