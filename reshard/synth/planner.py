@@ -102,7 +102,7 @@ def plan(
     >>> plan("f32[{x}4, 8]", "P(None, 'x')", mesh=Mesh(x=4)).launches
     1
     """
-    if not isinstance(source, Move):
+    if (type(source) is not Layout or type(target) is not Layout) and not isinstance(source, Move):
         # First: swapped arguments would otherwise be reported as a wrong budget.
         source, target = _check_ends(source, target, mesh)
     options = PlanOptions.read(budget, network, donate, slack)

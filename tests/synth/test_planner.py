@@ -247,7 +247,7 @@ def test_seconds_that_differ_in_the_last_digit_are_equal(source: str, target: st
             "f32[{x}4]",
             "f32[16]",
             {"network": 3},
-            "network 3 is not a Network; give one, a preset or a file by its name",
+            "network 3 is not a Network; give one, such as",
         ),
     ],
 )
