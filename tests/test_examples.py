@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib.util
+import os
 import random
 import re
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 import reshard as rs
 from examples import nixl_reads
 from tests.layouts import random_crossing
+from tests.run_examples import HEAD
 from tests.test_docs import blocks, broken_links, commands
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
@@ -46,23 +48,20 @@ def read_page(name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ON_RANKS)
-def test_an_example_prints_what_its_page_shows(name: str) -> None:
-    ranks, script = ranks_of(FOLDER / f"{name}.py"), f"examples/{name}.py"
-    main = "import sys; from reshard.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", main, "run", "-n", str(ranks), script],
-        cwd=FOLDER.parent,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+@pytest.mark.parametrize("ranks", sorted({ranks_of(FOLDER / f"{name}.py") for name in ON_RANKS}))
+def test_examples_print_what_their_pages_show(ranks: int) -> None:
+    names = [name for name in ON_RANKS if ranks_of(FOLDER / f"{name}.py") == ranks]
+    line = [sys.executable, "-m", "reshard", "run", "-n", str(ranks), "-m", "tests.run_examples", *names]
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(line, cwd=FOLDER.parent, env=env, capture_output=True, text=True, timeout=480, check=False)
     assert not done.returncode, done.stdout + done.stderr
-    listed = [command for block in blocks(read_page(name), "console") for command in commands(block)]
-    shown = [output for command, output, _ in listed if command == f"reshard run -n {ranks} {script}"]
-    assert len(shown) == 1, f"the page shows {[command for command, _, _ in listed]}"
-    assert doctest.OutputChecker().check_output(shown[0], done.stdout, MATCHED), f"{script} prints\n{done.stdout}"
+    printed = dict(part.split("\n", 1) for part in done.stdout.split(HEAD)[1:])
+    assert list(printed) == names
+    for name in names:
+        listed = [command for block in blocks(read_page(name), "console") for command in commands(block)]
+        shown = [each.output for each in listed if each.command == f"reshard run -n {ranks} examples/{name}.py"]
+        assert len(shown) == 1, f"the page shows {[each.command for each in listed]}"
+        assert doctest.OutputChecker().check_output(shown[0], printed[name], MATCHED), f"{name} prints\n{printed[name]}"
 
 
 @pytest.mark.parametrize("name", ON_RANKS)
