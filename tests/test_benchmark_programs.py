@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
     ("name", "needs", "saves"),
     [
         ("issue_21562", "jax", True),
-        ("moe_layer", "jax", False),
+        pytest.param("moe_layer", "jax", False, marks=pytest.mark.sweep),
         ("lineax_gradient_descent", "lineax", True),
         pytest.param("penzai_llama", "penzai", True, marks=pytest.mark.sweep),
     ],

@@ -37,7 +37,7 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
         team = team_of(comm, nodes=nodes)
         choose = random.Random(nodes)
         for at, (source, target) in enumerate(pairs):
-            if at % 3 == nodes % 3 or comm.size < 3:
+            if at % min(3, comm.size) == nodes % min(3, comm.size):
                 move = any_options(choose, source, target)
                 name = f"{at}: {source} -> {target} on {source.mesh!r}, {target.mesh}, {nodes} nodes, {move}"
                 yield name, partial(check_move, comm, team, source, target, move)

@@ -58,8 +58,10 @@ def _array(comm: MPI.Intracomm, layout: Layout, private: bool) -> tuple[DistArra
 
 
 def _on_nodes(comm: MPI.Intracomm, case: Any) -> Iterator[Case]:
-    for nodes, private in ((1, False), (1, True), (min(2, comm.size), False), (comm.size, True)):
-        for number, layout in enumerate(_layouts(comm)):
+    """Each layout in two of four kinds of memory, others on one more rank."""
+    kinds = ((1, False), (1, True), (min(2, comm.size), False), (comm.size, True))
+    for turn, (nodes, private) in enumerate(kinds):
+        for number, layout in itertools.islice(enumerate(_layouts(comm)), (turn + comm.size) % 2, None, 2):
             name = f"{layout} on {layout.mesh}, {nodes} nodes, {'private' if private else 'shared'}"
             pushed = fetch.PUSHED if number & 2 else 0
             yield name, partial(_in_node, partial(case, comm, layout, private, nodes), pushed)

@@ -413,7 +413,7 @@ def test_the_classes_have_all_pairs():
     [
         (FOUR, 1),
         pytest.param(SIX, 1, marks=pytest.mark.slow),
-        pytest.param(EIGHT, 4, marks=pytest.mark.slow),
+        pytest.param(EIGHT, 12, marks=pytest.mark.slow),
         pytest.param(EIGHT, 1, marks=pytest.mark.sweep),
     ],
     ids=str,

@@ -31,7 +31,7 @@ def shardings():
 
 def step(a):
     """jax-ml/jax#21562: XLA gathers the whole sum on every device, and slices it."""
-    return jnp.tanh(jax.lax.with_sharding_constraint(a + a, shardings()[1]))
+    return jnp.sqrt(jnp.abs(jax.lax.with_sharding_constraint(a + a, shardings()[1])))
 
 
 def argument(dtype="float32", size=64):
