@@ -25,8 +25,8 @@ if DEVICES not in os.environ.get("XLA_FLAGS", ""):
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"  # XLA ends a process of which a device waits 40 s.
 if PATIENCE not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += f" {PATIENCE}=600"
-# LLVM's level: XLA makes the same program, compiled in 0.6 of the time. Tanh has other bits at a loop's end then, so that
-# tests of bits, whose loops become shorter, take a square root.
+# LLVM's level: XLA makes the same program, compiled in 0.6 of the time. Tanh has other bits at a loop's end then:
+# tests of bits, whose loops get other lengths, take a square root.
 QUICK = "--xla_backend_optimization_level"
 if QUICK not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += f" {QUICK}=0"
