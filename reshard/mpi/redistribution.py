@@ -877,7 +877,7 @@ def moves_of(source: object, target: object, flat: Mapping[str, Any]) -> dict[st
                 f"Move(source, target), or a source and a target"
             )
         return sources
-    targets = _give_each(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
+    targets = _give_each(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse", sources)
     return {name: (given, targets[name]) if name in targets else given for name, given in sources.items()}
 
 
@@ -887,17 +887,23 @@ def _name_argument(what: str, name: str) -> str:
 
 
 def _give_each(
-    given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str
+    given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str, sources: Tree | None = None
 ) -> dict[str, Any]:
-    """What is given for each array, by its name: its own, or the one for all."""
+    """What is given for each array, by its name: its own, or the one for all. Targets in other forms than layouts take
+    what they lack from their sources.
+    """
     if isinstance(given, kinds):
         return dict.fromkeys(names, given)
+    if sources is not None and (isinstance(given, str) or hasattr(given, "partitions")):
+        given = dict.fromkeys(names, given)
     if not isinstance(given, Mapping):
         raise LayoutError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict of layouts")
     each = dict(leaves_of(cast("Tree", given), ""))
     wrong = [*(name for name in names if name not in each), *(name for name in each if name not in names)]
     if wrong:
         raise LayoutError(f"the {what} and the tiles have different names: {quoted(wrong[:4])} are in one of them only")
+    if sources is not None:
+        each = {n: one if isinstance(one, kinds) else read_ends(sources[n], one)[1] for n, one in each.items()}
     other = next((name for name, one in each.items() if not isinstance(one, kinds)), None)
     if other is not None:
         raise LayoutError(f"{_name_argument(what, other)} is {quoted(each[other])}, not {wanted}")
