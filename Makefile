@@ -1,7 +1,7 @@
 # make help says what there is. Everything is installed in .venv (and .venv-openmpi), nothing outside.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-openmpi sweep lint ruff types fast-tests all-tests notebooks docs dist bench clean
+.PHONY: help demo check test test-openmpi sweep lint ruff types fast-tests all-tests notebooks docs lighthouse dist bench clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -57,6 +57,7 @@ help:
 	@echo "make sweep        the sweeps of which make test runs samples: hours"
 	@echo "make notebooks    run the notebooks, and store what they show"
 	@echo "make docs         build the site in site/, and read every page of it in a browser; npm brings what that needs"
+	@echo "make lighthouse   what Lighthouse says of accessibility on a page of each kind of that site"
 	@echo "make dist         the wheel and the source archive in dist/"
 	@echo "make bench        how long planning takes; AGAINST=main~5 compares with that commit"
 	@echo "make clean        remove the virtual environments and caches"
@@ -115,6 +116,10 @@ docs: .venv/.stamp
 	@! command -v npm >/dev/null || $(MAKE) --no-print-directory .venv/node/.stamp
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 	@! command -v npm >/dev/null || node docs/crawl.mjs site
+
+# What Lighthouse says of accessibility on a page of each kind.
+lighthouse:
+	@node docs/crawl.mjs site --only none --lighthouse
 
 # Pyodide for the playground; what reads the site: a browser (one of the machine is taken first), and what it is driven by.
 NODE_PACKAGES = pyodide@314.0.7 playwright-core@1 @sparticuz/chromium axe-core@4 lighthouse@12

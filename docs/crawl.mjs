@@ -1,4 +1,4 @@
-// Reads the built site as a browser shows it: node docs/crawl.mjs SITE [--pictures FOLDER] [--only PREFIX]
+// Reads the built site as a browser shows it: node docs/crawl.mjs SITE [--pictures FOLDER] [--only PREFIX] [--lighthouse]
 // Every page that is reached from the first one is laid out at 400 and 1400 px, light and dark, and read by axe-core;
 // every link, picture and script is asked for. What is wrong is printed, and the exit status is 1.
 import { mkdirSync, readdirSync, readFileSync } from "node:fs";
@@ -134,7 +134,7 @@ if (options.includes("--lighthouse")) {
     const { lhr } = await lighthouse(url, { port: 9333, onlyCategories: ["accessibility"], logLevel: "silent" });
     const score = Math.round(100 * lhr.categories.accessibility.score);
     if (score < 100) found(url, `Lighthouse: accessibility ${score}`);
-    if (options.includes("--verbose")) console.log(`${score} ${url.replace(address, "/")}`);
+    console.log(`${score} ${url.replace(address, "/")}`);
   }
 }
 await browser.close();

@@ -15,10 +15,12 @@ from reshard.draw.paint_svg import paint_svg
 from reshard.draw.pictures import NAMES, draw_scene
 from reshard.draw.scene import (
     FEW,
+    FLOOR,
     LEGIBLE,
     NORMAL,
     PALE,
     PART,
+    PROMISE,
     Area,
     Lines,
     Scene,
@@ -138,6 +140,12 @@ def test_words_are_black_or_white_whichever_has_more_contrast():
     for fill in (*FEW, *colour_by_coordinate(Mesh(x=8, y=8)).values(), PALE, *PART.values()):
         contrast = {"#000000": (luminance(fill) + 0.05) / 0.05, "#ffffff": 1.05 / (luminance(fill) + 0.05)}
         assert contrast[ink_on(fill)] == max(contrast.values()), fill
+
+
+def test_a_colour_means_one_thing():
+    meanings = [set(FEW), {*PART.values()}, {PROMISE}, {FLOOR}, {PALE}]
+    assert len(set.union(*meanings)) == sum(map(len, meanings))
+    assert len(set(PART.values())) == len(PART) - 1  # What is running is the operand of many arrays.
 
 
 @pytest.mark.parametrize("mesh", [Mesh(x=1), Mesh(x=8), Mesh(x=8, y=8), Mesh(x=1, y=16), Mesh(a=2, b=4, c=8)])
