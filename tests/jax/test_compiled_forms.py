@@ -46,7 +46,7 @@ def ends_of(before: P, after: P, kind: AxisType = AUTO) -> tuple[NamedSharding, 
     return NamedSharding(mesh, before), NamedSharding(mesh, after)
 
 
-@pytest.mark.fast(1, slow=1)
+@pytest.mark.fast(1, slow=0)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_moves_keep_to_their_budgets_as_compiled(seed: int):
     """Or are refused, with a budget that they keep to."""

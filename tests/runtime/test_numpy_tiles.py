@@ -42,6 +42,7 @@ def test_dtypes_of_ml_dtypes(name: str):
 
 def test_advice_where_ml_dtypes_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    numpy_dtype.cache_clear()
     with pytest.raises(ReshardError, match="numpy alone has no bfloat16; install ml_dtypes"):
         numpy_dtype("bfloat16")
     assert numpy_dtype("float32") == np.float32
