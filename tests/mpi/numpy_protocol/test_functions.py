@@ -321,9 +321,8 @@ MISSED = ["special.reductions", "special.errors", "special.layouts"]
 """What random expressions miss."""
 RUNS = [
     (1, ["conformance.values"]),
-    (2, MISSED),
     (3, ["conformance.values_sampled", "conformance.documented", *MISSED]),
-    (4, ["conformance.values_sampled"]),
+    (4, ["conformance.values_sampled", "special.reductions"]),
     *(pytest.param(ranks, ["conformance.values"], marks=pytest.mark.sweep) for ranks in (2, 3, 4)),
 ]
 
