@@ -95,8 +95,6 @@ def environment(scratch: str) -> dict[str, str]:
         "PYTHONPATH": _joined(str(HERE.parent), kept.get("PYTHONPATH")),
         "IPYTHONDIR": f"{scratch}/ipython",
         "TMPDIR": scratch,
-        # XLA makes the same program and counts the same; LLVM compiles it sooner.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
 
 
