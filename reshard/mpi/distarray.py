@@ -331,15 +331,20 @@ class DistArray(NumpyMethods):
         relabel: bool = False,
         limit: float = TIME_LIMIT,
         memory: Account | None = None,
+        to: int | None = None,
     ) -> DistArray:
         """The same array in another layout; the options are those of `reshard.mpi.redistribute`.
 
         A number as `target` makes that dim local, as between slabs and pencils of an FFT: the target is then
-        `layout.with_local(number)`. `out` is an array of the target layout to write to;
-        it may be the array itself if that has the layout already.
+        `layout.with_local(number, to)`. `out` is an array of the target layout to write to; it may be the array itself
+        if that has the layout already.
         """
         plain = budget is network is None and donate is relabel is False
-        layout = target if type(target) is Layout and plain else _find_target(self._layout, target, relabel)
+        layout = (
+            target
+            if type(target) is Layout and plain and to is None
+            else _find_target(self._layout, target, relabel, to)
+        )
         if plain and type(layout) is Layout:
             prepared = find_prepared(self._comm, (ARRAYS, self._layout, layout))
             if prepared is not None:
@@ -538,12 +543,17 @@ class DistArray(NumpyMethods):
 _with_local = lru_cache(maxsize=256)(Layout.with_local)  # To make a layout takes ten times as long as to move 64 bytes.
 
 
-def _find_target(layout: Layout, target: Any, relabel: object) -> Layout | Exception:
+def _find_target(layout: Layout, target: Any, relabel: object, to: int | None = None) -> Layout | Exception:
     """Where an array goes, or an error, which the ranks must agree on before it is raised."""
     try:
         is_dim = hasattr(target, "__index__") and type(target) not in (bool, np.bool_)
         number = target.__index__() if is_dim else None
-        end = check_layout(read_ends(layout, target)[1], "target") if number is None else _with_local(layout, number)
+        if number is not None:
+            end = _with_local(layout, number, to)
+        elif to is not None:
+            raise PlanError(f"to={quoted(to)} is the dim that takes axes of another one: give the number of that dim")
+        else:
+            end = check_layout(read_ends(layout, target)[1], "target")
         return relabelled(layout, end) if checked_flag(relabel, "relabel") else end
     except Exception as error:
         return error

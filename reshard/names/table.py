@@ -234,7 +234,8 @@ class Table:
             if filled and view.target_shape != shape:
                 raise PlanError(
                     f"{quoted(name)} has shape {shape} by {matches[0].about}, and {view.target_shape} by "
-                    f"{match.about}; give arrays of one model, or mend the views"
+                    f"{match.about}; give arrays of one model, or the sizes that its table names, such as heads=8, "
+                    f"kv_heads=4"
                 )
         if not filled:
             views = [invert_view(view) for view in views]

@@ -556,7 +556,7 @@ class Layout:
     def with_local(self, dim: int, to: int | None = None) -> Layout:
         """This layout with a dim whole on every device: the axes that hold it hold more of dim `to`, after its own.
 
-        By default `to` is the dim whose tiles stay even, then one that no axis holds, then the last one: slabs and
+        By default `to` is a dim that no axis holds, then one whose tiles stay even, then the last one: slabs and
         pencils of an FFT. A dim in pieces that takes axes has even tiles then.
 
         >>> mesh = Mesh(x=4, y=2)
@@ -578,9 +578,9 @@ class Layout:
         moved = {number: _hold_more(self.dims[number], axes) for number in range(rank) if number != at}
         if to is None and moved:
 
-            def rate(number: int) -> tuple[bool, bool, int]:
+            def rate(number: int) -> tuple[bool, bool, int]:  # A dim that is whole keeps pencils pencils.
                 free = all(digit.axis is None for digit in self.dims[number].digits)
-                return moved[number].padded == moved[number].size, free, number
+                return free, moved[number].padded == moved[number].size, number
 
             chosen = max(moved, key=rate)
         dims = list(self.dims)

@@ -111,6 +111,10 @@ def test_moves() -> None:
         a.redistribute(columns, out=np.zeros((6, 4)))  # pyright: ignore
     with pytest.raises(LayoutError, match="dim 2 of"):
         a.redistribute(2)
+    cube = DistArray.zeros(Layout.parse("f64[{x}6, 4, 2]", Mesh(x=1)), COMM)
+    assert cube.redistribute(0, to=1).layout == cube.layout.with_local(0, 1)
+    with pytest.raises(PlanError, match="to=1 is the dim that takes axes"):
+        cube.redistribute(cube.layout, to=1)
 
 
 def test_a_whole_array_of_either_byte_order() -> None:

@@ -232,6 +232,8 @@ def test_copies_that_differ_and_tiles_that_do_not_fit_are_refused():
         ("f32[{x}{y}2, 16, 3]", 0, "f32[16, {x}{y}2, 3]"),
         ("f32[{x}4, 5, 6, 7]", 0, "f32[16, 5, 6, {x}2/7]"),
         ("f32[{x}4, 5, 8, 7]", 0, "f32[16, 5, {x}2, 7]"),
+        ("f32[{x}4, {y}12, 9]", 1, "f32[{x}4, 24, {y}5/9]"),  # pencils stay pencils
+        ("f32[{x}4, {y}8]", 0, "f32[16, {y}{x}2]"),
         # Other dims stay as they are.
         ("f32[{x}4, 2{y}4, 16]", 0, "f32[16, 2{y}4, {x}4]"),
         # Without a local dim, the axes join another one.
