@@ -39,7 +39,6 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
-from examples.neighbour_averaging import POINTS, VALUES, make_mesh
 from reshard.geometry.overlap import list_alike
 from reshard.lower.to_mpi import Picks, pick_boxes
 from reshard.lower.to_mpi.peer_table import share_tiles
@@ -72,6 +71,8 @@ def draw_case(choose: random.Random) -> tuple[rs.Layout, np.ndarray, np.ndarray]
 
 def take_example() -> tuple[rs.Layout, np.ndarray, np.ndarray]:
     """The same of the example, with the longest list for every vertex: a vertex with fewer neighbours has its own."""
+    from examples.neighbour_averaging import POINTS, VALUES, make_mesh  # It needs scipy, which moves do not.
+
     averages, owners = make_mesh()
     degrees = np.diff(averages.indptr)
     graph = np.repeat(np.arange(POINTS)[:, None], degrees.max(), axis=1)
