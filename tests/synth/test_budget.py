@@ -206,7 +206,7 @@ def test_in_place_only_where_it_is_needed():
 # ---- bad budgets ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [-1, True, False, 1 << 63, 1.5, 1e6, float("inf"), b"1"])
+@pytest.mark.parametrize("budget", [-1, True, False, 1 << 63, 1.5, -1e6, float("inf"), b"1"])
 def test_bad_budgets(budget: object):
     source, target = Layout.parse("f32[{x}4]", MESH), Layout.parse("f32[16]", MESH)
     with pytest.raises(PlanError, match="whole number of at least 0"):
@@ -229,14 +229,13 @@ def test_text_is_the_budget_that_it_writes(text: str, limit: int):
         rs.plan(source, target, budget="79")
 
 
-@pytest.mark.parametrize("budget", [1, 1_000_000])
-def test_a_bad_budget_is_refused_after_an_equal_good_one(budget: int):
-    """True == 1 and 1e6 == 1000000, but they are no numbers of bytes, cached or not."""
+def test_a_bad_budget_is_refused_after_an_equal_good_one():
+    """True == 1, but is no number of bytes, cached or not; 1e6 is one."""
     source = target = Layout.parse("f32[0]", MESH)
-    rs.plan(source, target, budget=budget)
-    for bad in (float(budget), bool(budget) if budget == 1 else float(budget)):
-        with pytest.raises(PlanError, match="whole number of at least 0"):
-            rs.plan(source, target, budget=bad)  # type: ignore[arg-type]
+    assert rs.plan(source, target, budget=1e6) == rs.plan(source, target, budget=1_000_000)  # type: ignore[arg-type]
+    rs.plan(source, target, budget=1)
+    with pytest.raises(PlanError, match="whole number of at least 0"):
+        rs.plan(source, target, budget=True)
 
 
 # ---- exchanges in chunks -------------------------------------------------------------------------

@@ -14,6 +14,8 @@ here 8 from every device, or 128 if dim 1 is cut. Holders of one source tile nee
 they share what is asked of them.
 
 With a network, a cut along the idle axes of the fastest links only is tried too: elements cross once for each domain.
+So is a turn on either side, since pieces that nest cross in few messages: rows on 8 devices to columns on 4 others are
+2 launches and an all-to-all among the 4, where each of them would ask all 8 for itself.
 
 A partial source is reduced on its own devices first, scattered if it can be. A partial target is started from tiles
 that its summands hold in parts.
@@ -22,6 +24,7 @@ that its summands hold in parts.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -31,8 +34,9 @@ from reshard.geometry.holders import count_copies
 from reshard.geometry.refine import refine
 from reshard.plans.plan import StepSpec
 from reshard.plans.rules.step_mode import StepMode
+from reshard.synth import cost
 from reshard.synth.network import Network
-from reshard.synth.routes import permute_first, reduction
+from reshard.synth.routes import list_routes, permute_first, reduction
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Layout, fit_digits
 from reshard.types.mesh import Mesh, SubAxis, merged_spans, prime_places
@@ -62,6 +66,16 @@ def routes(pair: Pair, network: Network | None) -> Iterator[Route]:
             route = next(reduction.routes(Pair(source, near), None), None)
             if route is not None:
                 starts.append((route, near))
+    if network is not None and not (source.partial or pair.target.partial):
+        # The fastest way on its own mesh to turn, or to turn back.
+        for near in _list_turns(source, pair.target):
+            links = network.links(source.mesh)
+            turn = cost.keep_fastest(list_routes(Pair(source, near), links), source, links)[0]
+            starts.append((tuple(turn), near))
+        for far in _list_turns(pair.target, source):
+            links = network.links(far.mesh)
+            turn = cost.keep_fastest(list_routes(Pair(far, pair.target), links), far, links)[0]
+            ends.append((far, tuple(turn)))
     for before, near in starts:
         for far, after in ends:
             yield (*before, StepSpec("permute" if permute_first.is_permute(near, far) else "exchange", far), *after)
@@ -104,6 +118,16 @@ def list_landings(target: Layout, network: Network | None) -> Iterator[tuple[Lay
             # Padded pieces may not nest in the target's.
             gather = "exchange" if refine(far, start) is None else "all_gather"
             yield far, (StepSpec(gather, start), *last)
+
+
+def _list_turns(layout: Layout, other: Layout) -> Iterator[Layout]:
+    """The layout with the axes of one dim on another one, which the other layout splits, where that stays even."""
+    split, wanted = ([any(d.axis for d in dim.digits) for dim in each.dims] for each in (layout, other))
+    for at, to in itertools.permutations(range(len(split)), 2):
+        if split[at] and wanted[to] and not wanted[at]:
+            turned = layout.with_local(at, to)
+            if layout.even and turned.even:
+                yield turned
 
 
 def _list_cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from math import ceil, prod
 
@@ -161,3 +162,35 @@ def test_elements_cross_once_for_each_domain():
     assert str(crossing.result) == "f32[{rep}128, 512]"
     assert gather.kind == "all_gather"
     assert str(rs.plan(source, target).steps[0].result) == "f32[{host}{rep}64, 512]"
+
+
+def test_pieces_that_do_not_nest_are_turned_on_one_side_where_messages_cost_more():
+    """Rows on 8 devices to columns on 4 others, or back: each of the 4 would ask all 8 for itself, in 8 launches."""
+    rows, columns = ("f32[{x}{y}32, 1024]", rs.Mesh(x=4, y=2)), ("f32[256, {tp}256]", rs.Mesh.parse("tp=4@8"))
+    there, back = (
+        [rs.Layout.parse(*end) for end in ends]
+        for ends in ((rows, columns), (columns, ("f32[{x}{y}32, 1024]", rs.Mesh.parse("x=4,y=2@12"))))
+    )
+    for source, target in (there, back):
+        small, large = (
+            rs.plan(source, target, network=rs.Network("lab", inner=(1e-6, 1e11), outer=(2e-6, speed), domain=4))
+            for speed in (5e10, 1e6)  # What crosses twice decides where links are slow.
+        )
+        assert sorted(step.kind for step in small.steps) == ["all_to_all", "exchange"] and small.launches == 3
+        assert large.received_bytes <= small.received_bytes
+        oracle.check(small)
+        assert rs.prove(small).right.holds
+
+
+@pytest.mark.fast(10)
+@pytest.mark.parametrize("seed", range(60))
+def test_no_turn_by_hand_is_faster(seed: int):
+    choose = random.Random(seed)
+    source, target = random_crossing(choose)
+    plan = rs.plan(source, target, network="h100")
+    oracle.check(plan)
+    for at, to in itertools.permutations(range(len(source.shape)), 2):
+        for turned in (source.with_local(at, to), target.with_local(at, to)):
+            if turned.even and source.even and target.even:
+                legs = [rs.plan(source, turned, network="h100"), rs.plan(turned, target, network="h100")]
+                assert (plan.seconds or 0) <= sum(leg.seconds or 0 for leg in legs) * (1 + 1e-9), (at, to)
