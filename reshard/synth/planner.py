@@ -381,7 +381,8 @@ def plan_tree(
 
     `moves` is a dict, list or tuple, nested or not, of (source, target) pairs, in any form that `plan` takes; a move's
     name is the path to it, such as "layers.0.w". `budget` bounds what lives on a device at any time: all
-    sources, all targets and all buffers. The other options are those of `plan`, for every array. Equal trees give equal
+    sources, all targets and all buffers. A batch has as many arrays as its buffers allow: 32 MiB on a device, or a
+    sixteenth of all sources and targets. The other options are those of `plan`, for every array. Equal trees give equal
     plans in every process.
 
     `sources` and `targets` say, by the names of moves, which array a move reads and which one it fills, where that is
