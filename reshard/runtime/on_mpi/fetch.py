@@ -87,8 +87,8 @@ class BoxCopy(NamedTuple):
     dim: int = -1
 
     @classmethod
-    def between(cls, here: Box, there: Box) -> BoxCopy:
-        """The copy into `here` of what the source has `there`.
+    def between(cls, here: Box, there: Box = ()) -> BoxCopy:
+        """The copy into `here` of what the source has `there`, or of all of it.
 
         >>> target = np.zeros((3, 2), int)
         >>> BoxCopy.between((np.array([2, 0]), slice(0, 2)), (slice(1, 3), slice(0, 2))).run(
@@ -109,13 +109,13 @@ class BoxCopy(NamedTuple):
         key, lists = index_lists(here), not all(isinstance(along, slice) for along in here)
         if len(listed) > 1:
             return cls(key, lists, (...,), index_lists(there))
-        slices = (*[along if isinstance(along, slice) else slice(None) for along in there], ...)
+        slices = (*[along if isinstance(along, slice) else slice(None) for along in there], ...) if there else ()
         return cls(key, lists, slices, there[listed[0]], listed[0]) if listed else cls(key, lists, slices)
 
     def run(self, target: Array, source: Array) -> None:
         """Makes the copy."""
         key, lists, slices, picked, dim = self
-        part = source[slices]
+        part = source[slices] if slices else source
         if picked is None and not lists and part.nbytes > _BLOCKED:
             copy_view(target[key], part)
         elif picked is None:
@@ -217,7 +217,7 @@ def parts_of_picks(picks: Picks, rank: int) -> FetchParts:
             Received(
                 box.owner,
                 tuple(map(measure_along, box.here)),
-                partial(BoxCopy.between, box.here, _whole(box.here)),
+                partial(BoxCopy.between, box.here),
                 partial(BoxCopy.between, box.here, box.there),
                 request=write_request(box.there),
             )
@@ -375,6 +375,7 @@ class Fetch:
         self.neighbours = tuple(sorted(parts.neighbours | set(given) | readers))
         """The ranks that it comes from, or that take of this rank's tile."""
         self._takers = sorted(set(given) | readers)
+        self._tells = bool(readers) and not all(places.values())  # Where others find the tile in each call.
 
     def _ask_owners(self, watch: Watch, wanted: Sequence[Received]) -> dict[int, Sent]:
         """Asks each owner for a box of its tile; returns what other ranks ask of this one."""
@@ -411,8 +412,9 @@ class Fetch:
             if tile is not None:
                 each.copy.run(each.packed, tile)
             self._requests += [comm.Isend(part, each.rank, tag) for part in each.parts]
-        text = bytearray(wrong.encode())
-        self._told = [comm.Isend([text, MPI.BYTE], rank, self._tag) for rank in self._takers if wrong]
+        if wrong:
+            text = bytearray(wrong.encode())
+            self._told = [comm.Isend([text, MPI.BYTE], rank, self._tag) for rank in self._takers]
         for member, halves, copy in self._pushes:
             # Who has begun the last call has read this half in the one before.
             if lines[member][_READY] < calls - 1:
@@ -422,7 +424,7 @@ class Fetch:
         if lines:
             line = lines[self._me]
             line[_WRONG + (calls & 1)] = self._wrong
-            if self._readers and tile is not None:
+            if self._tells and tile is not None:
                 line[_PLACE] = self.team.arena.place_of(tile)
                 line[_ADDRESS] = tile.__array_interface__["data"][0]
             # Whoever sees the number of the call sees all that was written before it.
@@ -433,40 +435,14 @@ class Fetch:
         """Fills the result, words in C order, except for what nobody was asked for; returns what is wrong with the
         arguments of ranks that it takes from. `held`: the result stays as it is if there is any such.
         """
-        lines, calls, since = self._lines, self._calls, time.monotonic()
-        holds, into, left = held and target is not None, target, self._takes
-        if into is not None and not holds:
-            self._copy_own(into)
-
-        def arrived() -> bool:
-            # Those that are ready come first.
-            nonlocal holds, into, left
-            # Messages go on while members are late: other nodes must not wait for these.
-            sent = not self._requests or MPI.Request.Testall(self._requests)
-            ready, late = list[_Take](), list[_Take]()
-            for take in left:
-                (late if lines and lines[take.member][_READY] < calls else ready).append(take)
-            if (late or not sent) and holds and target is not None and time.monotonic() - since > PATIENCE:
-                holds, into = False, np.empty_like(target)
-                self._copy_own(into)
-            if not holds:
-                self._take(watch, ready, into)
-                left = late
-            return sent and not late
-
-        if left or self._requests:
-            watch.until(arrived)
-        self._requests = []
-        # An owner may have begun the next call, but not the one after it, which writes here again.
-        parity = _WRONG + (calls & 1)
-        failed = {self.team.members[take.member] for take in self._takes if lines and lines[take.member][parity]}
-        failed |= {each.rank for each in self._receives if each.wrong[0]}
-        told = {rank: self._hear(watch, rank) for rank in sorted(failed)}
-        if failed or self._wrong:
+        into, back = self._await_parts(watch, target, held)
+        told = self._hear_wrong(watch)
+        if told or self._wrong:
             into = None
-        elif holds and into is not None:
+        elif back and into is not None:
             self._copy_own(into)
-        self._take(watch, left, into)
+        for take in self._takes if back else ():
+            self._take(watch, take, into)
         if into is not None and target is not None:
             for each in self._receives:
                 each.copy.run(into, each.packed)
@@ -479,35 +455,84 @@ class Fetch:
         if self._told:
             watch.until(lambda: MPI.Request.Testall(self._told))
         if self._readers:
-            mine = _READS + self._me
+            lines, mine, calls = self._lines, _READS + self._me, self._calls
             watch.until(lambda: all(lines[member][mine] >= calls for member in self._readers))
         self._tile = None
         return told
+
+    def _await_parts(self, watch: Watch, target: Array | None, held: bool) -> tuple[Array | None, bool]:
+        """Waits for what comes, and copies what this rank has itself and what members have ready; returns what it
+        copied into, and whether it held all of that back. A call without errors takes what this takes, so a part of an
+        inbox is copied here, and not by `_take`.
+        """
+        lines, calls, fence = self._lines, self._calls, self.team.node_sync.fence
+        parity = _WRONG + (calls & 1)
+        back, into, left = held and target is not None, target, self._takes
+        since = time.monotonic() if back else 0.0
+        if into is not None and not back:
+            self._copy_own(into)
+
+        def arrived() -> bool:
+            # Those that are ready come first.
+            nonlocal back, into, left
+            # Messages go on while members are late: other nodes must not wait for these.
+            sent = not self._requests or MPI.Request.Testall(self._requests)
+            if back and target is not None:
+                if sent and not any([lines[take.member][_READY] < calls for take in left if lines]):
+                    return True
+                if time.monotonic() - since <= PATIENCE:
+                    return False
+                back, into = False, np.empty_like(target)
+                self._copy_own(into)
+            late: list[_Take] = []
+            for take in left:
+                member, halves, copy = take
+                if lines and lines[member][_READY] < calls:
+                    late.append(take)
+                elif halves and into is not None:
+                    fence()
+                    if not lines[member][parity]:
+                        copy.run(into, halves[calls & 1])
+                else:
+                    self._take(watch, take, into)
+            left = late
+            return sent and not late
+
+        if left or self._requests:
+            watch.until(arrived)
+        self._requests = []
+        return into, back
+
+    def _hear_wrong(self, watch: Watch) -> dict[int, str]:
+        """What is wrong with the arguments of ranks that this one takes from."""
+        lines = self._lines
+        # An owner may have begun the next call, but not the one after it, which writes here again.
+        parity = _WRONG + (self._calls & 1)
+        wrong = [self.team.members[take.member] for take in self._takes if lines and lines[take.member][parity]]
+        wrong += [each.rank for each in self._receives if each.wrong[0]]
+        return {rank: self._hear(watch, rank) for rank in sorted(wrong)} if wrong else {}
 
     def _copy_own(self, target: Array) -> None:
         for copy in self._own:
             copy.run(target, cast(Array, self._tile))
 
-    def _take(self, watch: Watch, takes: Sequence[_Take], into: Array | None) -> None:
-        """Copies what members have ready, unless its owner is wrong or nothing is to be copied, and tells them."""
+    def _take(self, watch: Watch, take: _Take, into: Array | None) -> None:
+        """Copies what a member has ready, unless it is wrong or nothing is to be copied, and says so to it."""
         team, lines, calls = self.team, self._lines, self._calls
-        if takes:
+        member, halves, copy = take
+        team.node_sync.fence()
+        if into is not None and not (lines and lines[member][_WRONG + (calls & 1)]):
+            if halves:
+                copy.run(into, halves[calls & 1])
+            elif place := self._places[rank := team.members[member]] or lines[member][_PLACE]:
+                copy.run(into, team.arena.tile(member, place, self._shape, self._dtype))
+            else:
+                call = Call(team, watch, team.pool, Account("uint8"), team.rank)
+                cast(BlockCopy, copy).read(call, rank, lines[member][_ADDRESS], into)
+        # The owner waits for this word alone, not for the end of this rank's call.
+        if not halves and lines:
             team.node_sync.fence()
-        for member, halves, copy in takes:
-            if into is not None and not (lines and lines[member][_WRONG + (calls & 1)]):
-                rank = team.members[member]
-                place = lines[member][_PLACE] if lines else self._places[rank]
-                if halves:
-                    copy.run(into, halves[calls & 1])
-                elif place:
-                    copy.run(into, team.arena.tile(member, place, self._shape, self._dtype))
-                else:
-                    call = Call(team, watch, team.pool, Account("uint8"), team.rank)
-                    cast(BlockCopy, copy).read(call, rank, lines[member][_ADDRESS], into)
-            # The owner waits for this word alone, not for the end of this rank's call.
-            if not halves and lines:
-                team.node_sync.fence()
-                lines[self._me][_READS + member] = calls
+            lines[self._me][_READS + member] = calls
 
     def _hear(self, watch: Watch, rank: int) -> str:
         """What a rank says is wrong."""
