@@ -59,6 +59,9 @@ def main() -> None:
     """Runs the script or module that the arguments name, like `python -m mpi4py`."""
     from mpi4py.run import main as run
 
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):
+        # Whole lines: written in parts, those of several ranks run into each other.
+        reconfigure(line_buffering=True, write_through=False)
     sys.excepthook = show_error
     run()
 

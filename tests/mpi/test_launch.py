@@ -113,6 +113,14 @@ def test_one_traceback_that_begins_in_the_script(tmp_path: Path, text: str, erro
     assert f'File "{tmp_path / "wrong.py"}", line {line}' in ran.stderr and "runpy" not in ran.stderr
 
 
+def test_lines_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Unbuffered, Python would write each of a line's words by itself."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    text = "from mpi4py import MPI\nfor _ in range(100): print(*[MPI.COMM_WORLD.rank] * 12)\n"
+    lines = run(tmp_path / "lines.py", text).stdout.splitlines()
+    assert sorted(lines) == sorted(" ".join([str(rank)] * 12) for rank in range(4) for _ in range(100))
+
+
 def test_different_errors_are_all_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setenv(rank.FOLDER, str(tmp_path))
     for error in (ValueError("one"), ValueError("two"), KeyError("one"), ValueError("one")):
