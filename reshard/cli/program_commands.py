@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ examples:
   reshard doctor step.hlo.txt --all
   reshard doctor step.mlir --html report.html
   reshard doctor step.mlir --json --fail-on-rebuild
+  reshard doctor step.mlir --max-received 64MiB
+  reshard doctor dump/
   reshard doctor step.mlir --advise
   reshard doctor step.mlir --topology v5p:2x2x2
   reshard doctor job.log
@@ -66,11 +69,12 @@ with lowered = jax.jit(f).lower(*args):
 class DoctorOptions:
     """The options of `reshard doctor`."""
 
-    file: str = argument(
-        "file",
+    files: Sequence[str] = argument(
+        "files",
+        nargs="+",
         metavar="FILE",
         help="StableHLO (text or artifact), optimized HLO, a folder of --xla_dump_to, or a log with XLA's warnings; "
-        "- is stdin",
+        "- is stdin. Of a folder, or of several files of HLO, the one that receives most is reported",
     )
     json: bool = argument("--json", action="store_true", help="print one JSON object instead of the table")
     html: str | None = argument("--html", metavar="FILE", help="write one self-contained page instead of the table")
@@ -90,23 +94,31 @@ class DoctorOptions:
     advise: bool = argument(
         "--advise",
         action="store_true",
-        help="of StableHLO: also which shardings to change, each measured by compiling the program with it",
+        help="of StableHLO, not of a dump: also which shardings to change, each measured by compiling the program",
     )
     fail_on_rebuild: bool = argument(
         "--fail-on-rebuild", action="store_true", help="exit with 1 if a whole array is rebuilt"
     )
+    max_received: str | None = argument(
+        "--max-received", metavar="SIZE", help="exit with 1 if a device receives more than this in one run: 64MiB"
+    )
 
 
 def run_doctor(options: DoctorOptions) -> int:
-    """Prints or writes the report of a program or a log; returns 1 with `--fail-on-rebuild` if an array is rebuilt."""
-    from reshard.cli.programs import read_program, write_output
+    """Prints or writes the report of a program or a log; returns 1 if it exceeds what the options allow."""
+    from reshard.cli.programs import find_heaviest_program, read_program, write_output
     from reshard.doctor.advice import show_advice
     from reshard.doctor.report.table import show_report
     from reshard.doctor.xla_log import MARK, LogReport, show_log
     from reshard.show import terminal
+    from reshard.synth.options import read_budget
 
-    program = read_program(options.file, log_mark=MARK)
+    most = read_budget(options.max_received, "--max-received")
+    file = find_heaviest_program(options.files)
+    program = read_program(file, log_mark=MARK)
     if program.is_log:
+        if most is not None:
+            raise ReshardError("a log does not say what a program receives in all: give the program for --max-received")
         if options.html is not None:
             raise ReshardError("a log has no page: its warnings name one move each; leave --html out, or use --json")
         if options.advise:
@@ -118,7 +130,7 @@ def run_doctor(options: DoctorOptions) -> int:
             show_log(terminal.open_console(), log)
         return int(options.fail_on_rebuild)  # Each of its warnings is a rebuild.
     with report_progress(f"{'reading' if program.is_hlo else 'compiling and reading'} the program"):
-        report = _report_program(program, options)
+        report = _report_program(file, program, options)
     advice = None
     if options.advise:
         with report_progress("compiling the program with changed shardings"):
@@ -129,14 +141,18 @@ def run_doctor(options: DoctorOptions) -> int:
         print(report.to_json(indent=2, every=options.all, advice=advice))
     elif options.html is None:
         out = terminal.open_console()
-        show_report(out, report, options.all, options.frames == "all")
+        show_report(out, report, options.all, options.frames == "all", hint=advice is None)
         if advice is not None:
             out.print()
             show_advice(out, advice)
-    return int(options.fail_on_rebuild and bool(report.rebuilt))
+    exceeds = most is not None and report.received_bytes > most
+    if exceeds:
+        received = f"{report.received_bytes} B received a device"
+        print(f"reshard: {received}, more than --max-received {options.max_received}", file=sys.stderr)
+    return int(exceeds or (options.fail_on_rebuild and bool(report.rebuilt)))
 
 
-def _report_program(program: ProgramText, options: DoctorOptions) -> Report:
+def _report_program(file: str, program: ProgramText, options: DoctorOptions) -> Report:
     """Reads optimized HLO as it is, and has jax compile StableHLO first."""
     from reshard.cli.programs import set_up_jax
     from reshard.doctor import examine
@@ -151,7 +167,7 @@ def _report_program(program: ProgramText, options: DoctorOptions) -> Report:
         from reshard.jax.program_report import report_program
     except ImportError:
         raise ReshardError(
-            f"{options.file} is StableHLO, which jax has to compile first, and jax is not installed: pip "
+            f"{file} is StableHLO, which jax has to compile first, and jax is not installed: pip "
             f"install jax, or give the optimized HLO (compiled.as_text())"
         ) from None
     return report_program(
@@ -193,6 +209,7 @@ _TEXT = (".mlir", ".txt", ".stablehlo")  # Names of files that are to hold text 
 _PROTO = (".pb", ".binpb", ".hlo_proto")
 _NO_JAX = "the pass needs jax, which is not installed: pip install jax"
 _MOST_LEFT = 8  # Reshards that are listed where no report is wanted.
+_REASON = 90  # Columns of a reason in a table; --json has all of it.
 
 _PASS_EXAMPLES = """\
 examples:
@@ -201,6 +218,7 @@ examples:
   reshard pass step.mlir --report --network tpu-v5p
   reshard pass step.mlir --json --budget 1GiB
   reshard pass step.hlo -o better.hlo --report
+  reshard pass dump/ -o better.hlo --report
   reshard pass step.hlo -o better.hlo --prefer memory
   reshard pass step.hlo -o better.pb --topology v5p:2x2x2
 """
@@ -213,7 +231,8 @@ class CompilerPassOptions:
     file: str = argument(
         "file",
         metavar="FILE",
-        help="StableHLO with Shardy shardings, text or artifact, or HLO, text or proto; - is stdin",
+        help="StableHLO with Shardy shardings, text or artifact, HLO, text or proto, or a folder of --xla_dump_to, of "
+        "which the program that receives most is taken; - is stdin",
     )
     output: str | None = argument(
         "-o",
@@ -304,13 +323,13 @@ def _improve_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
     if options.json:
         print(json.dumps(improved.to_dict(), indent=2))
     elif options.report:
-        _show_chains(improved.places)
+        _show_chains(improved.places, options.prefer or "bytes")
     if improved.unscheduled:
         print("reshard: the schedule is left out; the compiler makes another", file=sys.stderr)
     return 0
 
 
-def _show_chains(places: Sequence[Place]) -> None:
+def _show_chains(places: Sequence[Place], prefer: str) -> None:
     """Prints a row for each chain of collectives: what XLA does, and what the pass did with it."""
     from reshard.doctor.places import PassOutcome
 
@@ -318,10 +337,14 @@ def _show_chains(places: Sequence[Place]) -> None:
     for place in places:
         where = place.line.rpartition(os.sep)[2] or place.computation
         outcome = place.outcome or PassOutcome()
-        does = ", ".join(outcome.steps) if outcome.replaced else f"left: {outcome.why}"
+        does = ", ".join(outcome.steps) if outcome.replaced else f"left: {textwrap.shorten(outcome.why, _REASON)}"
         received = "" if outcome.planned_bytes is None else bytes_text(outcome.planned_bytes)
         rows.append([where, place.does_with_op, bytes_text(place.received_bytes), does, received])
-    summary = f"{counted(sum(place.replaced for place in places), 'chain')} of {len(places)} replaced"
+    replaced = [place for place in places if place.replaced]
+    fewer = sum(place.saved_bytes > 0 for place in replaced)
+    summary = f"{counted(len(replaced), 'chain')} of {len(places)} replaced"
+    if fewer < len(replaced):
+        summary += f": {fewer} to receive less, {len(replaced) - fewer} to need less {prefer} for the same bytes"
     _show_rows(summary, ["where", "XLA does", "received", "reshard does", "received"], rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +13,13 @@ from typing import NamedTuple
 from reshard.errors import NotationError, ReshardError, quoted
 from reshard.hlo.proto import ModuleProto
 from reshard.types.input_files import open_input
-from reshard.types.units import bytes_text
+from reshard.types.units import bytes_text, counted
 
 MOST_BYTES = 1 << 30
 """The longest program that is read."""
 
 _PART = 1 << 24
+_MOST_LISTED = 20  # Programs of a folder, beside the one that is reported.
 
 ARTIFACT = b"ML\xefR"  # The first bytes of a portable StableHLO artifact.
 _HLO = re.compile(r"^HloModule ", re.MULTILINE)
@@ -51,7 +53,7 @@ def read_program(path: str, log_mark: str | None = None, *, protos: bool = False
     Raises `NotationError` for any other content, and `ReshardError` for a file that cannot be read.
     """
     if os.path.isdir(path):
-        path = find_heaviest_program(path)
+        path = find_heaviest_program(_list_dumped_programs(path))
     parts: list[bytes] = []
     try:
         with nullcontext(sys.stdin.buffer) if path == "-" else open_input(path) as file:
@@ -88,21 +90,44 @@ def read_program(path: str, log_mark: str | None = None, *, protos: bool = False
     raise NotationError(f"{path} is {what}; {wanted}")
 
 
-def find_heaviest_program(folder: str) -> str:
-    """The compiled program in a folder of `--xla_dump_to` of which a device receives most; a note says which it is."""
-    from reshard import hlo
-
+def _list_dumped_programs(folder: str) -> list[str]:
+    """The compiled programs in a folder of `--xla_dump_to`."""
     dumped = sorted(Path(folder).glob("*after_optimizations.txt"))
     if not dumped:
         raise ReshardError(
             f"{_name_file(folder)} has no file *after_optimizations.txt, as --xla_dump_to writes; {_WANTED}"
         )
-    received = {path: hlo.traffic(hlo.parse(path.read_text(errors="replace"))).received_bytes for path in dumped}
-    heaviest = max(dumped, key=lambda path: received[path])
-    if len(dumped) > 1:
-        others = f"the one of {len(dumped)} programs of which a device receives most"
-        print(f"reshard: {_name_file(str(heaviest))}: {others}", file=sys.stderr)
-    return str(heaviest)
+    return [str(path) for path in dumped]
+
+
+def find_heaviest_program(files: Sequence[str]) -> str:
+    """The compiled program of which a device receives most; notes on stderr say which it is, and what others receive.
+
+    Raises `ReshardError` for a file that is not optimized HLO, if there are several.
+    """
+    from reshard import hlo
+
+    if len(files) == 1:
+        return files[0]
+    traffic: dict[str, hlo.Traffic] = {}
+    for file in files:
+        program = read_program(file)
+        if not program.is_hlo:
+            raise ReshardError(
+                f"{_name_file(file)} is StableHLO: of several files, each has to be optimized HLO; give it alone"
+            )
+        traffic[file] = hlo.traffic(hlo.parse(program.text))
+    heaviest, *others = sorted(traffic, key=lambda file: -traffic[file].received_bytes)
+    what = f"the one of {len(traffic)} programs of which a device receives most"
+    print(f"reshard: {_name_file(heaviest)}: {what}", file=sys.stderr)
+    moving = [file for file in others if traffic[file].launches]
+    for file in moving[:_MOST_LISTED]:
+        received = f"{bytes_text(traffic[file].received_bytes)} received"
+        collectives = counted(traffic[file].launches, "collective")
+        print(f"reshard: {os.path.basename(file)}: {received}, {collectives}", file=sys.stderr)
+    if more := moving[_MOST_LISTED:]:
+        print(f"reshard: {counted(len(more), 'more program')} with collectives", file=sys.stderr)
+    return heaviest
 
 
 def write_output(path: str, content: str | bytes) -> None:

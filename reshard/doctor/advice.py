@@ -117,6 +117,7 @@ class Advice:
         failed = f", {self.failed} of which XLA refused" if self.failed else ""
         stopped = f"; stopped after {self.stopped}" if self.stopped else ""
         what = counted(len(self.changes), "change") if self.changes else "no change of a sharding that saves bytes"
+        what += ", each measured with those above it" if len(self.changes) > 1 else ""
         return f"{what}, {tried}{failed}{stopped}"
 
     @property

@@ -31,7 +31,7 @@ from jax.core import Tracer
 from jax.experimental import serialize_executable as _serialize_executable
 
 from reshard.doctor import examine
-from reshard.doctor.places import PassOutcome, format_array
+from reshard.doctor.places import PassOutcome, format_array, shorten_line
 from reshard.errors import ProgramError, StrictError, quoted
 from reshard.jax.pass_report import Decision, PassReport, Reshard, describe_savings, module_figures, read_figures
 from reshard.jax.program_report import checked_function, devices_of_program, known_moves, optimized_text
@@ -372,9 +372,14 @@ def check_limits(text: str, report: PassReport, limits: Limits, temp_bytes: int 
             + (f"; it was left to XLA: {why}" if why else "")
         )
     if limits.max_bytes is not None and temp_bytes > limits.max_bytes:
+        reasons: dict[str, list[str]] = {}  # A reason may hold for every line of the program.
+        for one in report.left:
+            reasons.setdefault(_FIGURE.sub("", one.why), []).append(shorten_line(one.where) or one.operation)
+        rows = (f"\n  {len(at)} left, {why}: {', '.join([*dict.fromkeys(at)][:8])}" for why, at in reasons.items())
         raise StrictError(
             f"the program needs {temp_bytes} B of temporary memory on a device, and max_bytes allows "
-            f"{limits.max_bytes} B; its reshards:\n{report}"
+            f"{limits.max_bytes} B; reshard.jax.report(f)(...).advise() looks for the shardings to change; reshards "
+            f"taken: {len(report.taken)} of {len(report.taken) + len(report.left)}{''.join(rows)}"
         )
 
 

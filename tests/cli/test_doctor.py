@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,9 +15,12 @@ from reshard import hlo
 from reshard.cli import program_commands as module
 from reshard.cli.program_commands import report_progress
 from reshard.doctor import examine
+from reshard.types.units import seconds_text
 from tests.cli.cases import ROOT
-from tests.cli.compiled import COMPILED, MODULE, NOTHING
+from tests.cli.compiled import COMPILED, GATHERED, MODULE, NOTHING
 from tests.markup import Read
+
+LOG = ROOT / "tests" / "doctor" / "data" / "train_0.12.0.1.log"
 
 
 def test_a_compiled_program(call):
@@ -75,6 +79,33 @@ def test_it_can_fail_on_a_rebuild(call, tmp_path, text, code):
     assert call("doctor", path, "--fail-on-rebuild")[0] == code
 
 
+def test_it_can_fail_on_bytes(call):
+    received = json.loads(call("doctor", COMPILED, "--json")[1])["received_bytes"]
+    assert call("doctor", COMPILED, "--json", "--max-received", received)[::2] == (0, "")
+    code, _, err = call("doctor", COMPILED, "--json", "--max-received", received - 1)
+    assert (code, err) == (1, f"reshard: {received} B received a device, more than --max-received {received - 1}\n")
+    code, out, err = call("doctor", COMPILED, "--max-received", "much")
+    assert (code, out) == (2, "") and "--max-received 'much'" in err
+    assert "give the program for --max-received" in call("doctor", LOG, "--max-received", "1MiB")[2]
+
+
+def test_a_network_says_how_long_plans_take(call):
+    assert not re.search("^  time ", call("doctor", COMPILED)[1], re.MULTILINE)
+    out = call("doctor", COMPILED, "--network", "tpu-v5p")[1]
+    data = json.loads(call("doctor", COMPILED, "--network", "tpu-v5p", "--json", "--all")[1])
+    moves = [move for place in data["places"] for move in place["moves"]]
+    seconds = sum(move["plan"]["seconds"] for move in moves)
+    text = f"  time        {seconds_text(seconds)} in reshard's plans by the network's figures, for 2 of 2 moves"
+    assert text in out.splitlines() and len(moves) == 2
+
+
+def test_where_no_detour_is_taken_advice_is_the_next_step(call, tmp_path):
+    path = tmp_path / "gathered.hlo"
+    path.write_text(GATHERED)
+    assert "No detour here: `report.advise()`, or `--advise`, finds the constraint" in call("doctor", path)[1]
+    assert "No detour" not in call("doctor", COMPILED)[1]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -104,9 +135,6 @@ def test_in_a_process_of_its_own():
     report = json.loads(run.stdout)
     assert (report["devices"], report["rebuilt"]) == (8, 1)
     assert "Involuntary full rematerialization" not in run.stderr  # The report has it.
-
-
-LOG = ROOT / "tests" / "doctor" / "data" / "train_0.12.0.1.log"
 
 
 def test_a_log(call, monkeypatch):

@@ -11,7 +11,7 @@ from reshard.cli import programs
 from reshard.cli.programs import read_program, set_up_jax, write_output
 from reshard.errors import NotationError, ReshardError
 from reshard.types import input_files
-from tests.cli.compiled import COMPILED, MODULE, NOTHING
+from tests.cli.compiled import COMPILED, GATHERED, MODULE, NOTHING
 
 
 @pytest.mark.parametrize("argv", [["doctor", "none.hlo"], ["pass", "none.mlir"]])
@@ -38,6 +38,14 @@ def test_of_a_dump_the_program_is_read_of_which_a_device_receives_most(call, tmp
     code, out, err = call("doctor", str(tmp_path), "--fail-on-rebuild")
     assert (code, out) == (1, call("doctor", str(COMPILED))[1])
     assert err.endswith("jit_step.cpu_after_optimizations.txt: the one of 3 programs of which a device receives most\n")
+    gathered = tmp_path / "module_0004.jit_save.cpu_after_optimizations.txt"
+    gathered.write_text(GATHERED)
+    code, out, err = call("doctor", str(tmp_path))
+    assert (code, out) == (0, call("doctor", str(COMPILED))[1])
+    assert err.splitlines()[1:] == [f"reshard: {gathered.name}: 192 B received, 1 collective"]
+    code, both, err = call("doctor", gathered, COMPILED)
+    assert (code, both) == (0, out) and f"{COMPILED}: the one of 2 programs" in err and gathered.name in err
+    assert "give it alone" in call("doctor", COMPILED, MODULE)[2]
 
 
 def test_a_module_that_is_not_partitioned_yet_is_no_program_that_moves_nothing(call, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from reshard.doctor import CompiledMemory, examine
+from reshard.doctor.advice import Advice, Change, Figures
 from reshard.doctor.report import table
 from tests.doctor.fragments import GATHER, OFFSET, SLICE, ZERO, text
 from tests.doctor.reports import TRAIN
@@ -17,7 +18,8 @@ jit_step on 8 devices
   reached     28.1 MiB with reshard
   not needed  196.0 MiB, 196.0 MiB of it saved by reshard
   rebuilt     1 array, whole on every device
-  live        448.2 MiB a device at the peak: 384.0 MiB made by moves, 320.0 MiB saved by reshard
+  live        448.2 MiB a device at the peak: 384.0 MiB made by moves, 320.0 MiB saved by reshard in
+              this order
   memory      29 B a device: arguments 8 B, outputs 4 B, temporary 20 B
 
       where         XLA does        received     needed        temp   reshard would       saves
@@ -123,3 +125,13 @@ def test_lines_beyond_the_twelfth_share_a_row():
         *([f"a.py:{at}", "permute", "1", "4", "B", "receives", "little"] for at in range(1, 13)),
         ["8", "more", "8", "32", "B"],
     ]
+
+
+def test_gains_of_several_changes_are_of_each_with_those_above_it():
+    first, second = (
+        Change(f"a.py:{at}", "with_sharding_constraint", "constraint", "P('x')", "removed", received, 8, 9)
+        for at, received in ((1, 60), (2, 10))
+    )
+    lines = str(Advice((first, second), Figures(100, 8, 9), compiles=3)).splitlines()
+    assert lines[0] == "2 changes, each measured with those above it, found in 3 compiles"
+    assert [line.strip() for line in lines if "saves" in line] == ["saves 40 B received", "saves 50 B received"]

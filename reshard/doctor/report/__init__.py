@@ -49,6 +49,8 @@ class Report(Findings):
              256 B   f32[8,8]   all_gather   near train.py:3
              256 B   f32[8,8]   add          train.py:3
               64 B   f32[2,8]   argument     near train.py:3
+    <BLANKLINE>
+    No detour here: `report.advise()`, or `--advise`, finds the constraint that costs this.
     >>> report.received_bytes, report.wasted_bytes, len(report.places), report.to_html()[:15]
     (192, 0, 1, '<!doctype html>')
     """

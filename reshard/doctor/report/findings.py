@@ -31,7 +31,7 @@ from reshard.doctor.places import (
 from reshard.hlo import Source, Traffic
 from reshard.plans.plan import Plan
 from reshard.plans.plan_data import checked_indent
-from reshard.types.units import bytes_text, counted
+from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.whole import checked_flag
 
 if TYPE_CHECKING:
@@ -156,14 +156,26 @@ class Findings:
         if self.rebuilt:
             facts.append(("rebuilt", f"{counted(len(self.rebuilt), 'array')}, whole on every device"))
         if memory.moved_bytes:
-            saved = f", {bytes_text(memory.saved_bytes)} saved by reshard" if memory.saved_bytes else ""
+            saved = f", {bytes_text(memory.saved_bytes)} saved by reshard in this order" if memory.saved_bytes else ""
             moved = f"{bytes_text(memory.moved_bytes)} made by moves{saved}"
             facts.append(("live", f"{bytes_text(memory.peak_bytes)} a device at the peak: {moved}"))
+        timed = [(one.runs * move.arrays, move.plan) for one in self.places if one.counted for move in one.moves]
+        seconds = [times * plan.seconds for times, plan in timed if plan is not None and plan.seconds is not None]
+        if seconds:
+            words = f"{seconds_text(sum(seconds))} in reshard's plans by the network's figures"
+            facts.append(("time", f"{words}, for {len(seconds)} of {counted(len(timed), 'move')}"))
         if compiled is not None:
             whole, *parts = map(bytes_text, (compiled.peak_bytes, *compiled[:3]))
             words = "{} a device: arguments {}, outputs {}, temporary {}".format(whole, *parts)
             facts.append(("memory", words))
         return facts
+
+    @property
+    def hint(self) -> str:
+        """What to do where data moves and XLA takes no detour; empty if it does take one."""
+        if self.wasted_bytes or self.saved_bytes or not self.shown():
+            return ""
+        return "No detour here: `report.advise()`, or `--advise`, finds the constraint that costs this."
 
     def to_dict(self, every: bool = False, advice: Advice | None = None) -> dict[str, Any]:
         """The report as plain data, with `advice` if there is any; bytes are those of one device.

@@ -26,10 +26,11 @@ _FULL, _MIDDLE = 92, 76  # columns of a terminal that take the whole table, and 
 _NUMBERS = ("", "places", "received", "needed", "temp", "saves", "launches", "live at peak", "times", "receive")
 
 
-def show_report(out: Console, report: Findings, every: bool = False, frames: bool = False) -> None:
+def show_report(out: Console, report: Findings, every: bool = False, frames: bool = False, hint: bool = True) -> None:
     """Prints the report; with `every`, also reductions, the user's own shard_maps and small places.
 
-    With `frames`, every place has a remark with its whole stack, lines of frameworks included.
+    With `frames`, every place has a remark with its whole stack, lines of frameworks included. The `hint` is one at
+    advice, which may follow.
     """
     if not report.places:
         terminal.print_paragraph(out, f"{report.title}: no data moves between devices", style=terminal.NAME)
@@ -73,6 +74,9 @@ def show_report(out: Console, report: Findings, every: bool = False, frames: boo
     if report.memory.moved_bytes:
         out.print()
         _show_buffers(out, report.memory, hidden)
+    if hint and report.hint:
+        out.print()
+        terminal.print_paragraph(out, report.hint, style=terminal.FAINT)
 
 
 def print_rows(
