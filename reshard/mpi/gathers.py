@@ -248,7 +248,7 @@ def begin_fetch(
         account, device = begin_account(array.layout.dtype), fetch.team.rank
         account.take(device, tile.size + result.size)
         account.receive(device, sum(part.elements for part in fetch.received))
-    fetch.begin(watch, view_as_words(tile))
+    fetch.begin(watch, fetch.words_of(tile))
 
     def finish(watch: Watch) -> Array | TileError:
         if wanted.held is not None and held is not None:

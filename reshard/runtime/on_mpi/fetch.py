@@ -46,7 +46,7 @@ from reshard.lower.to_mpi.peer_table import pack_shape
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.copies.copy_order import list_copy_steps, order_copies, widen_block
 from reshard.runtime.on_mpi.copies.run_copy import RunTable, are_short_runs
-from reshard.runtime.on_mpi.copies.strided_copy import Array, TileCopies, copy_view, find_word_dtype
+from reshard.runtime.on_mpi.copies.strided_copy import Array, TileCopies, copy_view, find_word_dtype, view_as_words
 from reshard.runtime.on_mpi.direct_moves import Direct, read_remote_tiles
 from reshard.runtime.on_mpi.node.arena import round_to_line
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
@@ -74,17 +74,18 @@ class WordCopy(Protocol):
         """Makes the copy."""
 
 
-class BoxCopy(NamedTuple):
+class BoxCopy:
     """A copy of a box of one array into a box of another: `slices` is what slices leave of the source, `picked` what
     lists pick of that, along `dim`, or of several dims at once where that is -1. `key` is where it goes, `lists`
     whether by lists.
     """
 
-    key: tuple[Any, ...]
-    lists: bool
-    slices: tuple[Any, ...]
-    picked: Any = None
-    dim: int = -1
+    def __init__(
+        self, key: tuple[Any, ...], lists: bool, slices: tuple[Any, ...], picked: Any = None, dim: int = -1
+    ) -> None:
+        self._made = key, lists, slices, picked, dim
+        self._source: Array | None = None
+        self._part: Any = None
 
     @classmethod
     def between(cls, here: Box, there: Box = ()) -> BoxCopy:
@@ -114,8 +115,13 @@ class BoxCopy(NamedTuple):
 
     def run(self, target: Array, source: Array) -> None:
         """Makes the copy."""
-        key, lists, slices, picked, dim = self
-        part = source[slices] if slices else source
+        key, lists, slices, picked, dim = self._made
+        part = source
+        if slices:
+            # A gather has one tile in all its calls, and a view of it takes as long as a short row.
+            if source is not self._source:
+                self._source, self._part = source, source[slices]
+            part = self._part
         if picked is None and not lists and part.nbytes > _BLOCKED:
             copy_view(target[key], part)
         elif picked is None:
@@ -313,6 +319,8 @@ class Fetch:
         self.team, self._me, self._calls = team, team.node_sync.me, 0
         self._dtype, self._shape, self._places = dtype, tile_shape, places
         self._wrong, self._tile = False, cast("Array | None", None)
+        self._given = self._words = cast("Array | None", None)
+        self._theirs: dict[int, tuple[int, Array]] = {}
         self._told: list[MPI.Request] = []
         self._again = [(dim, *each) for dim, each in enumerate(parts.again) if len(each[0])]
         self._requests: list[MPI.Request] = []
@@ -396,6 +404,12 @@ class Fetch:
 
         watch.until(answered)
         return asked
+
+    def words_of(self, tile: Array) -> Array:
+        """A tile as words; the same array for the tile of the last call."""
+        if tile is not self._given:
+            self._given, self._words = tile, view_as_words(tile)
+        return cast(Array, self._words)
 
     def begin(self, watch: Watch, tile: Array | None, wrong: str = "") -> None:
         """Sends what others take of this rank's tile, in words, and says that the tile is ready: it must not change
@@ -525,7 +539,9 @@ class Fetch:
             if halves:
                 copy.run(into, halves[calls & 1])
             elif place := self._places[rank := team.members[member]] or lines[member][_PLACE]:
-                copy.run(into, team.arena.tile(member, place, self._shape, self._dtype))
+                if self._theirs.get(member, (0,))[0] != place:
+                    self._theirs[member] = place, team.arena.tile(member, place, self._shape, self._dtype)
+                copy.run(into, self._theirs[member][1])
             else:
                 call = Call(team, watch, team.pool, Account("uint8"), team.rank)
                 cast(BlockCopy, copy).read(call, rank, lines[member][_ADDRESS], into)
