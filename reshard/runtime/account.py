@@ -101,6 +101,9 @@ class Measured:
     def __init__(self) -> None:
         self.calls: list[Account] = []
 
+    def __repr__(self) -> str:
+        return f"Measured(calls={len(self.calls)}, received_bytes={self.received_bytes}, peak_bytes={self.peak_bytes})"
+
     @property
     def peak(self) -> Counter[int]:
         """The most bytes live on each device in any one call: tile, result and buffers, as in `plan.peak_bytes`."""
@@ -128,6 +131,8 @@ _measuring: ContextVar[tuple[Measured, ...]] = ContextVar("_measuring", default=
 @contextmanager
 def measure() -> Generator[Measured]:
     """Measures all calls inside a `with`, of the numpy runtime (`rs.simulate`) and of `reshard.mpi`.
+
+    Loads and saves of files are not among them: `rs.files.load(..., counts=ReadCounts())` counts what is really read.
 
     >>> import numpy as np
     >>> import reshard as rs

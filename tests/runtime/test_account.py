@@ -36,6 +36,8 @@ def test_measurements_are_what_plans_promise():
     assert measured.received == dict.fromkeys(MESH.devices, plan.received_bytes + back.received_bytes)
     assert measured.peak_bytes == plan.peak_bytes
     assert measured.received_bytes == plan.received_bytes + back.received_bytes
+    figures = f"received_bytes={measured.received_bytes}, peak_bytes={measured.peak_bytes}"
+    assert repr(measured) == f"Measured(calls=2, {figures})"
 
 
 def test_a_measurement_without_calls_is_zero():

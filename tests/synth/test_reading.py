@@ -173,6 +173,18 @@ def test_a_budget_makes_waves_smaller_and_says_the_smallest_that_works():
     assert least.peak_bytes == raised.value.smallest
 
 
+def test_a_budget_lowers_the_size_of_reads_too():
+    stored = {name: store(name, (1024, 512), at=at << 21) for at, name in enumerate("abcdefgh")}
+    mesh = rs.Mesh(tp=4)
+    moves = {n: rs.Move(s.as_stored, rs.Layout.parse("f32[1024, 512]", mesh)) for n, s in stored.items()}
+    results = 8 << 21
+    # Two readers of a MiB each would stage whole tensors.
+    plan = plan_reading(stored, moves, {}, {}, None, ReadOptions(1 << 20, budget=results + (1 << 20)))
+    assert plan.peak_bytes <= results + (1 << 20)
+    with pytest.raises(BudgetError, match="or less with a wave= below 256.0 KiB"):
+        plan_reading(stored, moves, {}, {}, None, ReadOptions(1 << 20, budget=results))
+
+
 def test_what_its_reader_wants_is_read_straight_into_the_result():
     stored = model()
     plan = plan_reading(stored, lay_out(stored, rs.Mesh(tp=4)), {}, {}, None, ReadOptions(1024))

@@ -47,7 +47,7 @@ from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.move import Move
-from reshard.types.units import counted
+from reshard.types.units import bytes_text, counted
 
 WAVE = 64 << 20
 """The most bytes of readings in a process that a wave stages, where nobody says."""
@@ -56,8 +56,8 @@ WAVES, LITTLE_WAVE = 8, 8 << 20
 """Where each device is a process, a wave is one in so many of a load, but no less than this: moves there are copies out
 of staging, which is small enough to stay in caches, and the first read and the last move hide behind nothing."""
 
-LEAST_WAVE = 1 << 18
-"""The least that a wave is tried with for a budget."""
+LEAST_WAVE, LEAST_READ = 1 << 18, 1 << 16
+"""The least wave and the least `read_size` that are tried for a budget."""
 
 MOST_RECEIVERS = 8
 """The most tiles of which a reader has parts, if that is not too many reads: to each of them it sends in a launch."""
@@ -129,7 +129,7 @@ def plan_reading(
     Where `sources` or `fills` do not have a move, these are of its own name. Equal arguments give equal plans in every
     process. Raises `BudgetError`, with the smallest budget that works.
     """
-    readers = Readers(process_of)
+    readers, given = Readers(process_of), stored
     filled = {name: fills.get(name, name) for name in moves}
     # Moves by the tensor that they read: it is read once, whatever their number.
     of_tensor: dict[str, dict[str, Move]] = {}
@@ -172,10 +172,19 @@ def plan_reading(
         # Half the wave, half the staging and half the buffers of its moves, until slabs can be no thinner.
         least = plan if least is None or plan.peak_bytes < least.peak_bytes else least
         if options.wave is not None or size <= LEAST_WAVE:
+            # More readers have smaller parts, and slabs can be thinner where rows are no reader's own.
+            if options.read_size // 4 >= LEAST_READ:
+                less = replace(options, read_size=options.read_size // 4, wave=size)
+                try:
+                    return plan_reading(given, moves, sources, fills, process_of, less, network)
+                except BudgetError as error:
+                    if error.smallest is not None and error.smallest < least.peak_bytes:
+                        raise
             raise BudgetError(
                 f"budget {options.budget} B is too small to load {counted(len(of_tensor), 'tensor')}: results take "
                 f"{least.result_bytes} B in a process, two waves {least.staging_bytes} B, buffers "
-                f"{least.scratch_bytes} B; the smallest that works is {least.peak_bytes} B",
+                f"{least.scratch_bytes} B; the smallest that works is {least.peak_bytes} B, or less with a wave= below "
+                f"{bytes_text(size)}",
                 least.peak_bytes,
             )
         size //= 2
