@@ -32,8 +32,12 @@ received 1792 B (bound 1792 B), 1 launch, peak 6144 B a device
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info < (3, 12):  # noqa: UP036  A checkout on the path: pip would have refused it.
+    raise ImportError(f"reshard needs Python 3.12 or later, and this is {sys.version.split()[0]}")
 
 from reshard import errors as errors
 from reshard.errors import ProofError as ProofError

@@ -240,7 +240,9 @@ def name_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
         wrong = next((each for each in kwargs if each not in known), None)
         name, it = function.__qualname__.removesuffix(".__init__"), "; it"
         if wrong is not None:
-            like = did_you_mean(wrong, known)
+            # What layouts say is like the names of other arguments.
+            like = "; layouts say it: as_layout(it, mesh, shape, dtype)" if wrong in ("shape", "dtype") else ""
+            like = like or did_you_mean(wrong, known)
             message, it = f"{name}() has no argument {wrong!r}{like}", " It" if like else "; it"
         raise CallError(f"{message}{it} is {name}{Signature(own)}")
 

@@ -6,6 +6,7 @@ work stand the thing and the cure that its error has. No exception is one of ano
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -231,6 +232,8 @@ PYTHON: dict[str, tuple[str, str]] = {
     "rs.mpi.DistArray(here, tile, comm).T": WORKS,
     "np.sqrt(rs.mpi.DistArray(here, tile, comm))": WORKS,
     "plan.draw()": WORKS,
+    "rs.Network.presets()": WORKS,
+    "rs.Layout.from_chunks(((8, 8), (8,)), 'x=2', (16, 8), 'f32', axes=['x', None])": WORKS,
     "print(plan)": WORKS,
     "plan == rs.plan(rows, columns)": WORKS,
     "rs.plan(source='f32[{x}4, 8]', target='f32[16, 8]', mesh=rs.Mesh(x=4), network='h100', budget='1GiB')": WORKS,
@@ -303,6 +306,16 @@ MISTAKES: dict[
     "rs.Network.uniform(1e9)": ("'bandwidth'", "Network.uniform(latency, bandwidth)"),
     "rs.redistribute(rows.tiles(x), columns)": ("tiles by device id", "of the layout source=: give it"),
     "rs.jax.redistribute({'w': x}, {'v': P()})": ("not a prefix", "only the arrays have w"),
+    "rs.plan('P()', 'P()', mesh=mesh, shape=(8,))": ("'shape'", "as_layout(it, mesh, shape, dtype)"),
+    "rs.sweep([(rows, columns)])['seconds']": ("'seconds'", "[row['seconds'] for row in table]"),
+    "rs.Network(latency=1e-6)": ("'latency'", "Network(name, inner, outer"),
+    "rs.mpi.DistArray(here, tile, comm).gather_rows([0], cache=1)": ("'cache'", "gather_rows(indices, have"),
+    "rs.mpi.DistArray(here, tile, comm).prepare_gather([3], [0]).gather()": ("have_indices=", "gather(held_rows)"),
+    "rs.Layout.from_sizes([[2, 2], [8]], 'x=2', (4, 8), 'f4')": ("[[2, 2], [8]]", "Layout.from_chunks("),
+    "rs.plan('f32[16]+sum{x}', 'f32[{x}4]', mesh='x=4').to_descriptors()": ("computes", "rs.plan(step.operand"),
+    "rs.files.load(saved, {'w': 'bf16[{x}2, 8]'}, mesh='x=2')": ("is not float32", "rs.Move(ckpt['w'].as_stored"),
+    "rs.files.load(saved, {'w': '[Partial()]'}, mesh='x=2')": ("+ sum{x}", "a load cannot fill a sum"),
+    "rs.files.load(saved, {'*': 'P()'}, mesh='x=2')": ("'*'", "{name: ... for name in ckpt}"),
 }
 
 
@@ -360,6 +373,18 @@ def test_other_guesses(names: dict[str, Any]):
     with rs.jax.enable() as log:
         names["jax"].jit(lambda v: v + 1)(2.0)
     assert "no module" in str(log)
+    table = rs.sweep([(names["rows"], names["columns"])] * 45)
+    assert len(str(table).splitlines()) == 22 and "... 25 more" in str(table)
+    with pytest.raises(AttributeError, match="to_csv and to_pandas"):
+        getattr(table, "to_json")  # noqa: B009
+    for mistake, cure in {
+        "array[[0, 5]]": "a.gather_rows(",
+        "array.take([0])": "a.gather_rows(",
+        "np.take(array, [0])": "a.gather_rows(",
+        "np.roll(array, 1)": "a.halo(width)",
+    }.items():
+        with pytest.raises(TypeError, match=re.escape(cure)):
+            eval(mistake, names | {"array": rs.mpi.DistArray(names["here"], names["tile"], names["comm"])})
     from reshard.jax.xla_pass.xla_hook import is_on
 
     assert not is_on()
@@ -478,6 +503,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # words with spaces between them, as a
 
 WRONG_COMMANDS: dict[str, tuple[str, str]] = {  # The same on the command line.
     "plan": ("SOURCE and TARGET", "--batch FILE"),
+    "files docs": ("'files docs'", "files show docs"),
     f"plan {PAIR}": ("'f32[{x}4]'", "give the mesh: --mesh x=4,y=2"),
     f"plan --mesh x=4 {PAIR} --bugdet 3": ("'--bugdet'", "did you mean '--budget'?"),
     f"plan --mesh x=4 {PAIR} --network tpu": ("'tpu'", "did you mean 'tpu-v4'?"),

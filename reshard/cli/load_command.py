@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from reshard.cli.option_groups import Command, argument, network_argument
 from reshard.errors import ReshardError, quoted
+from reshard.geometry.detect import as_layout
 from reshard.types.input_files import open_input
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -77,7 +78,7 @@ def print_load_plan(options: LoadOptions) -> int:
         # A spec may have fewer dims than a tensor: the rest of them are not cut.
         spec = next((spec for pattern, spec in rules if fnmatch.fnmatchcase(name, pattern)), "P()")
         try:
-            targets[name] = Layout.from_jax_text(spec, mesh, shape, dtype)
+            targets[name] = as_layout(spec, mesh, shape, dtype)
         except ReshardError as error:
             raise ReshardError(f"{quoted(name)}: {error}; mend its rule, or write one before it") from None
     given = options.processes or ""

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from reshard import __version__
@@ -118,6 +119,8 @@ def parse_command(argv: Sequence[str] | None) -> Callable[[], int]:
         name = " ".join((words[at], *(word for word in inner if not word.startswith("-"))))
         if name not in commands:
             known = ", ".join(commands)
+            if words[at] == "files" and inner and Path(inner[0]).exists():
+                top.error(f"there is no command {quoted(name)}; files show {inner[0]} shows what is stored there")
             top.error(f"there is no command {quoted(name)} among {known}{did_you_mean(name, commands)}")
         if name != "run":  # What follows a script is its own.
             _check_option_names(commands[name], words[at + 1 :])

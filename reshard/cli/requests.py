@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from reshard.cli.option_groups import ArrayOptions, MoveOptions
-from reshard.errors import NotationError, ReshardError, quoted, shortened
+from reshard.errors import NotationError, ReshardError, did_you_mean, quoted, shortened
 from reshard.geometry.detect import as_layouts, read
 from reshard.plans.plan import Plan
 from reshard.synth import find_plan
@@ -183,8 +183,11 @@ def _read_move_line(line: str, number: int, options: MoveOptions) -> NamedPair:
         except (ValueError, RecursionError) as error:  # "[" * 100000 is too deep for the reader
             raise ReshardError(f"{quoted(line.strip())} is not JSON ({shortened(str(error))})") from None
         data = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        if unknown := sorted(set(data) - _KEYS):
+            cure = f"; give --{unknown[0]}" if unknown[0] in ("network", "budget", "donate", "slack") else ""
+            raise ReshardError(f"unknown key {quoted(unknown[0])}{cure or did_you_mean(unknown[0], _KEYS)}")
         texts = all(isinstance(data.get(key), str) for key in ("source", "target"))
-        if not texts or not set(data) <= _KEYS or not isinstance(data.get("dtype"), str | None):
+        if not texts or not isinstance(data.get("dtype"), str | None):
             raise ReshardError(
                 f"{quoted(data or line.strip())} is not a move; give an object with the texts source and target, and "
                 f"perhaps name, mesh, target_mesh, shape and dtype"

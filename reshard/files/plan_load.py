@@ -18,7 +18,7 @@ from importlib import import_module
 from os import PathLike
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import FileError, MissingTensorError, PlanError, did_you_mean, name_arguments, quoted
+from reshard.errors import FileError, MissingTensorError, PlanError, ReshardError, did_you_mean, name_arguments, quoted
 from reshard.files.name_moves import list_target_types, name_moves
 from reshard.files.open import open as open_checkpoint
 from reshard.geometry.detect import as_layout
@@ -168,7 +168,15 @@ def read_targets(
         types = list_target_types(ckpt, names, sizes, rest)
         reads = {name: (sources or {}).get(name, name) for name in said}
         # Names that are not there become one error with all others.
-        leaves |= {name: as_layout(leaves[name], mesh, *types[read]) for name, read in reads.items() if read in types}
+        for name, read in reads.items():
+            try:
+                leaves[name] = as_layout(leaves[name], mesh, *types[read]) if read in types else leaves[name]
+            except ReshardError as error:
+                # Text that says another shape or dtype is a layout all the same, to be compared with what is stored.
+                try:
+                    leaves[name] = as_layout(leaves[name], mesh)
+                except ReshardError:
+                    raise error from None
     return _name_asked(ckpt, leaves, names, sizes, sources, fills, rest)
 
 
@@ -206,7 +214,11 @@ def _name_asked(
         wanted = leaf if plain else cast(Move, leaf).source
         if (wanted.shape, wanted.dtype) != given or wanted.partial:
             what = "the target" if plain else "the move's source"
-            advice = "; a Move with cast=True casts" if plain and wanted.shape == stored.shape else ""
+            advice = ""
+            if wanted.partial:
+                advice = "; a load cannot fill a sum: leave out the partial axes"
+            elif plain and wanted.shape == stored.shape:
+                advice = f"; to cast, give rs.Move(ckpt[{reads[name]!r}].as_stored, layout, cast=True)"
             wrong.append(f"{quoted(name)}: {what} {wanted} is not {stored.dtype} of shape {stored.shape}{advice}")
         elif isinstance(leaf, Layout):
             moves[name] = Move(stored.as_stored, leaf)
@@ -218,6 +230,8 @@ def _name_asked(
     lines: list[str] = []
     if missing:
         first = did_you_mean(reads[missing[0]], ckpt)
+        if set("*?").intersection(missing[0]):
+            first = ": a pattern is no name; give {name: ... for name in ckpt}"
         listed = _count_names([reads[name] for name in missing])
         lines.append(f"there is no tensor {listed}{first}; name stored tensors, by targets or by sources=")
     if left:

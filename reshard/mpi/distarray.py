@@ -412,6 +412,7 @@ class DistArray(NumpyMethods):
         """This rank's tile with its place in the team's arena."""
         return self._held._replace(place=ABSENT) if self._seat is None else locate_tile(team, self._held.tile)
 
+    @name_arguments
     def gather_rows(
         self, indices: object, have: tuple[object, object] | None = None, *, limit: float = TIME_LIMIT
     ) -> Array:
@@ -433,6 +434,7 @@ class DistArray(NumpyMethods):
         want = want_rows(array, indices, numbers)
         return cast(Array, make_fetch(array, want, "gather_rows", rows, limit, False)[2])
 
+    @name_arguments
     def prepare_gather(self, indices: object, have_indices: object = None, *, limit: float = TIME_LIMIT) -> RowGather:
         """A handle that gathers the same rows again and again: `gather()`; collective.
 
@@ -442,6 +444,7 @@ class DistArray(NumpyMethods):
         array = ArrayInTiles(self._layout, self._held, self._comm)
         return RowGather(array, want_rows(array, indices, have_indices), "prepare_gather", limit)
 
+    @name_arguments
     def halo(self, width: Any, periodic: Any = False, *, limit: float = TIME_LIMIT) -> Array:
         """This rank's box of the array, wider by `width` indices on each side, corners included; collective.
 

@@ -156,7 +156,7 @@ def describe_steps(
         if step.kind in ("reduce_scatter", "all_reduce", "split_sum", "cast"):
             raise PlanError(
                 f"step {step.kind} of {step.operand} -> {step.result} computes, and transfers only copy; describe the "
-                f"moves before and after it"
+                f"moves by themselves, rs.plan(step.operand, step.result).to_descriptors(), and compute between them"
             )
         if not keeps_memory(*step.judgement):  # Else the flat tile stays as it is, under other dims.
             moves.append(step)

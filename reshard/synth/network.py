@@ -63,6 +63,7 @@ class Network:
     between: Link | None
     torus: Torus | None
 
+    @name_arguments
     def __init__(
         self,
         name: str,
@@ -193,6 +194,11 @@ class Network:
         Link(latency=0.0, bandwidth=1000000000.0)
         """
         return cls("uniform", outer=Link(latency, bandwidth))
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """The names that `preset` takes."""
+        return tuple(PRESETS)
 
     @classmethod
     def preset(cls, name: str) -> Network:

@@ -9,9 +9,9 @@ from html import escape
 from importlib import import_module
 from itertools import product
 from os import PathLike
-from typing import Any, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
-from reshard.errors import PlanError, ReshardError, name_arguments, quoted, shortened
+from reshard.errors import CallError, PlanError, ReshardError, name_arguments, quoted, shortened
 from reshard.geometry.detect import LayoutLike, as_layout, as_layouts
 from reshard.plans.plan import Plan, align_columns
 from reshard.synth.network import Network
@@ -29,10 +29,15 @@ FIGURES = ("steps", "launches", "received_bytes", "bound_bytes", "peak_bytes", "
 COLUMNS = ("source", "target", "mesh", "network", "budget", *FIGURES, "error")
 
 
+MOST_SHOWN = 20
+"""The most rows of a table that are printed, half of them the first ones and half the last."""
+
+
 class SweepTable(Sequence[Row]):
     """Plans as rows, each a dict of `COLUMNS`: figures are numbers, those of a pair without a plan are None.
 
-    It prints as a table, in a notebook too. Bytes are those of a device, seconds are predicted for the network.
+    It prints as a table, in a notebook too, the first and the last rows of a long one. Bytes are those of a device,
+    seconds are predicted for the network.
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
@@ -45,10 +50,21 @@ class SweepTable(Sequence[Row]):
     def __getitem__(self, index: slice) -> SweepTable: ...
 
     def __getitem__(self, index: int | slice) -> Row | SweepTable:
+        if isinstance(index, str):
+            raise CallError(
+                f"a SweepTable has rows, not a column {quoted(index)}; take [row[{index!r}] for row in table], or "
+                f"table.to_pandas()"
+            )
         return SweepTable(self._rows[index]) if isinstance(index, slice) else self._rows[index]
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            cure = "; its rows are dicts: list(table), or json.dumps(list(table)), to_csv and to_pandas"
+            raise AttributeError(f"a SweepTable has no {name!r}{cure}")
 
     def to_csv(self, path: str | PathLike[str] | None = None) -> str:
         """The table as text of comma-separated values, which is written to a file if `path` names one."""
@@ -85,9 +101,11 @@ class SweepTable(Sequence[Row]):
                 return bytes_text(value)
             return seconds_text(value) if name == "seconds" else shortened(str(value), 60)
 
-        return [[name.removesuffix("_bytes") for name in names]] + [
-            [show(name, row[name]) for name in names] for row in self._rows
-        ]
+        rows = [[show(name, row[name]) for name in names] for row in self._rows]
+        if len(rows) > MOST_SHOWN:
+            more = [f"... {len(rows) - MOST_SHOWN} more", *[""] * (len(names) - 1)]
+            rows[MOST_SHOWN // 2 : -MOST_SHOWN // 2] = [more]
+        return [[name.removesuffix("_bytes") for name in names], *rows]
 
     def __str__(self) -> str:
         cells = self._show_cells()

@@ -361,9 +361,16 @@ class Layout:
     ) -> Layout:
         """A dim in pieces of these sizes, one for each coordinate along `axes`, major to minor; by default all axes.
 
+        Several dims in pieces are `from_chunks`.
+
         >>> print(Layout.from_sizes([3, 5, 0, 2], Mesh(x=4, y=2), (10, 8), "float32", axes=["x"]))
         f32[{x}(3,5,0,2), 8]
         """
+        items: Any = sizes
+        if isinstance(items, list | tuple) and any(isinstance(each, list | tuple) for each in cast("list[Any]", items)):
+            raise LayoutError(
+                f"sizes {quoted(sizes)} are of several dims: give Layout.from_chunks(sizes, mesh, shape, dtype, axes)"
+            )
         return cls._in_pieces(Pieces.from_sizes(sizes), mesh, shape, dtype, dim, axes)
 
     @classmethod
@@ -389,18 +396,25 @@ class Layout:
     @classmethod
     @name_arguments
     def from_chunks(
-        cls, chunks: Sequence[Any], mesh: MeshLike, dtype: object, axes: Sequence[Sequence[str] | str | None]
+        cls, chunks: Sequence[Any], mesh: MeshLike, shape: object = None, dtype: object = None, axes: object = None
     ) -> Layout:
         """From Dask's chunks, the sizes along each dim, and the axes that hold each dim: a chunk for each coordinate.
+
+        The chunks say `shape`, which may be left out: (chunks, mesh, dtype, axes).
 
         >>> print(Layout.from_chunks(((3, 3, 2, 2), (8,)), Mesh(x=4), "float32", ["x", None]))
         f32[{x}~10, 8]
         """
+        if shape is not None and not isinstance(shape, list | tuple):
+            shape, dtype, axes = None, shape, dtype if axes is None else axes
         mesh = checked_mesh(mesh)
         tables = [Pieces.from_sizes(sizes) for sizes in _listed_axes(chunks, "chunks", "Dask's, a tuple for each dim")]
         names = _axes_of_dims(axes, "axes")
         if len(names) != len(tables):
             raise LayoutError(f"chunks of {len(tables)} dims, axes of {len(names)}: give the axes of each, or None")
+        given, chunked = cast("Sequence[int] | None", shape), tuple([each.size for each in tables])
+        if given is not None and checked_shape(given) != chunked:
+            raise LayoutError(f"chunks of global shape {chunked}, not {quoted(given)}; give theirs, or no shape")
         # A dim that no axis holds is whole on each device, whatever its chunks.
         tables = [each if held else Pieces([each.size], [0], 1) for each, held in zip(tables, names, strict=True)]
         dims = [_held_dim(mesh, held, pieces) for held, pieces in zip(names, tables, strict=True)]

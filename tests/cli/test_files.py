@@ -79,7 +79,7 @@ def test_a_load_is_planned_by_rules(call, tmp_path: Path):
         "o": "f32[64, {tp}16]",
         "q": "f32[{tp}32, 32]",
     }
-    more = "--rule", "*=P()", "--processes", "2"
+    more = "--rule", "*=[Replicate(), Replicate()]", "--processes", "2"
     ran = call("load", "--mesh", "rep=2,tp=2", str(tmp_path), "--rules", str(rules), *more)
     assert "3 tensors, 16.1 KiB in 3 files (npy), 1.00 of them read" in ran.out
     assert "a target-driven loader reads 2.00x" in ran.out

@@ -32,6 +32,7 @@ import numpy as np
 from reshard.errors import LayoutError
 from reshard.mpi.numpy_protocol.tiled_array import (
     INSTEAD,
+    ROWS,
     SINGLE,
     TiledArray,
     check_together,
@@ -286,7 +287,8 @@ def _list_indices(layout: Layout, key: Any) -> list[Any]:
     basic = int, np.integer, slice, EllipsisType, type(None)
     if kinds := [type(item).__name__ for item in given if not isinstance(item, basic) or isinstance(item, bool)]:
         raise TypeError(
-            f"a DistArray takes numbers, slices, ... and None as indices, not {', '.join(kinds)}; {INSTEAD}"
+            f"a DistArray takes numbers, slices, ... and None as indices, not {', '.join(kinds)}; for rows "
+            f"{ROWS}, or {INSTEAD}"
         )
     used = sum(item is not None and item is not ... for item in given)
     if used > len(layout.shape) or sum(item is ... for item in given) > 1:

@@ -27,6 +27,7 @@ from reshard.mpi.numpy_protocol.array_reductions import (
 )
 from reshard.mpi.numpy_protocol.tiled_array import (
     INSTEAD,
+    ROWS,
     TiledArray,
     apply_elementwise,
     apply_to_array,
@@ -123,7 +124,8 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         name = f"{func.__module__}.{func.__name__}"
         run = FUNCTIONS.get(func)
         if run is None:
-            raise TypeError(f"{name} is not implemented for DistArrays; {INSTEAD}")
+            cure = {"take": f"for rows {ROWS}, ", **dict.fromkeys(_OF_HALOS, "for a stencil a.halo(width), ")}
+            raise TypeError(f"{name} is not implemented for DistArrays; {cure.get(func.__name__, '')}{INSTEAD}")
         # numpy's own functions pass on options that have no effect.
         nothing = np._NoValue  # pyright: ignore
         given = {key: value for key, value in kwargs.items() if value is not nothing and (key, value) != ("out", None)}
@@ -267,6 +269,10 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self.copy()
+
+    def take(self, *_: object, **__: object) -> NoReturn:
+        """Raises `TypeError`: `gather_rows` takes rows."""
+        raise TypeError(f"take is not implemented for DistArrays; for rows {ROWS}, {INSTEAD}")
 
     def item(self) -> Any:
         """The one element of an array as a Python number; collective."""
@@ -457,6 +463,9 @@ def _make_reader(name: str) -> Callable[..., Any]:
 
 
 _read_signature = lru_cache(inspect.signature)
+
+_OF_HALOS = ("roll", "pad", "gradient", "convolve")
+"""numpy's functions of neighbours, which a wider tile serves."""
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.sum: _make_reduction(SUM, typed=True),

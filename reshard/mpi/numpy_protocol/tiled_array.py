@@ -39,6 +39,9 @@ SINGLE = Dim((), 1)
 
 INSTEAD = "use a.to_global(root=None) for the whole array on every rank, or each rank's a.tile"
 
+ROWS = "a.gather_rows([0, 5]), each rank its own"
+"""What to use for what numpy takes by a list of indices."""
+
 
 class TiledArray(ABC):
     """An array in tiles, one per rank, that can be moved and made anew."""
