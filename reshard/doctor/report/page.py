@@ -42,6 +42,8 @@ def write_report_page(report: Findings, advice: Advice | None = None) -> str:
     body = f"<h1>{escape(report.title)}</h1>{_write_totals(report)}{_LEGEND}"
     body += "" if advice is None else _write_advice(advice)
     longest = max((one.place.total_bytes for one in shown), default=0)
+    if advice is None and report.hint:
+        body += f"<p>{escape(report.hint)}</p>"
     if not shown:
         body += "<p>No data is resharded between devices.</p>"
     if wasteful:
