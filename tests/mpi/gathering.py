@@ -68,7 +68,7 @@ def _on_nodes(comm: MPI.Intracomm, case: Any) -> Iterator[Case]:
 
 
 def _in_node(case: Callable[[], None], pushed: int) -> None:
-    with mock.patch.object(fetch, "PUSHED", pushed):  # Larger boxes are read where they lie.
+    with mock.patch.multiple(fetch, PUSHED=pushed, WORTHWHILE=pushed):  # Larger boxes are read where they lie.
         case()
 
 

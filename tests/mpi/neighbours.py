@@ -98,7 +98,7 @@ def _moved(comm: MPI.Intracomm, pair: Pair, nodes: int, pushed: int, reads: bool
     source, target = pair
     whole = np.arange(np.prod(source.layout.shape), dtype="int32").reshape(source.layout.shape)
     before, after = (end.tiles(whole).get(comm.rank) for end in pair)
-    with mock.patch.object(fetch, "PUSHED", pushed), _prepared(comm, pair, nodes, reads) as handle:
+    with mock.patch.multiple(fetch, PUSHED=pushed, WORTHWHILE=pushed), _prepared(comm, pair, nodes, reads) as handle:
         assert set(handle.neighbours or ()) == _neighbours(comm.rank, pair)
         given = None
         if before is not None:
@@ -147,7 +147,7 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
         ("out that is the tile", before, before, TileError, "overlaps"),
     ]
     for nodes, pushed in itertools.product(sorted({1, comm.size}), (fetch.PUSHED, 0)):
-        with mock.patch.object(fetch, "PUSHED", pushed):
+        with mock.patch.multiple(fetch, PUSHED=pushed, WORTHWHILE=pushed):
             handle = _prepared(comm, pair, nodes)
 
         def refused(
@@ -215,7 +215,7 @@ def late(comm: MPI.Intracomm) -> Iterator[Case]:
 
     def waits_for_nobody(nodes: int, pushed: int, begins: bool, gives_out: bool) -> None:
         assert case.free
-        with mock.patch.object(fetch, "PUSHED", pushed), _prepared(comm, case.pair, nodes) as handle:
+        with mock.patch.multiple(fetch, PUSHED=pushed, WORTHWHILE=pushed), _prepared(comm, case.pair, nodes) as handle:
             for step in range(3):
                 out = np.full(case.after.shape, -5, "int32") if gives_out else None
                 if comm.rank == LATE:
