@@ -155,8 +155,9 @@ def describe_steps(
     for step in steps:
         if step.kind in ("reduce_scatter", "all_reduce", "split_sum", "cast"):
             raise PlanError(
-                f"step {step.kind} of {step.operand} -> {step.result} computes, and transfers only copy; describe the "
-                f"moves by themselves, rs.plan(step.operand, step.result).to_descriptors(), and compute between them"
+                f"step {step.kind} of {step.operand} -> {step.result} computes, and transfers only copy: describe each "
+                f"other step by itself, rs.plan(step.operand, step.result).to_descriptors(); summands move as one more "
+                f"dim, such as f32[{{x}}1, 16] -> f32[4, {{x}}4], and are added then"
             )
         if not keeps_memory(*step.judgement):  # Else the flat tile stays as it is, under other dims.
             moves.append(step)
