@@ -56,8 +56,11 @@ WAVES, LITTLE_WAVE = 8, 8 << 20
 """Where each device is a process, a wave is one in so many of a load, but no less than this: moves there are copies out
 of staging, which is small enough to stay in caches, and the first read and the last move hide behind nothing."""
 
-LEAST_WAVE, LEAST_READ = 1 << 18, 1 << 16
+LEAST_WAVE, LEAST_READ = 1 << 18, 1 << 14
 """The least wave and the least `read_size` that are tried for a budget."""
+
+FEW_WAVES = 256
+"""A plan of so many waves is made in less than a second."""
 
 MOST_RECEIVERS = 8
 """The most tiles of which a reader has parts, if that is not too many reads: to each of them it sends in a launch."""
@@ -172,19 +175,21 @@ def plan_reading(
         # Half the wave, half the staging and half the buffers of its moves, until slabs can be no thinner.
         least = plan if least is None or plan.peak_bytes < least.peak_bytes else least
         if options.wave is not None or size <= LEAST_WAVE:
-            # More readers have smaller parts, and slabs can be thinner where rows are no reader's own.
-            if options.read_size // 4 >= LEAST_READ:
+            # More readers have smaller parts and thinner slabs: tried where these make waves larger than asked for, and
+            # where trying takes little.
+            beyond = least.peak_bytes - least.result_bytes > (min(2, len(least.waves)) + 1) * size
+            if (beyond or len(plan.waves) <= FEW_WAVES) and options.read_size // 4 >= LEAST_READ:
                 less = replace(options, read_size=options.read_size // 4, wave=size)
                 try:
                     return plan_reading(given, moves, sources, fills, process_of, less, network)
                 except BudgetError as error:
-                    if error.smallest is not None and error.smallest < least.peak_bytes:
+                    if error.smallest < least.peak_bytes:
                         raise
             raise BudgetError(
                 f"budget {options.budget} B is too small to load {counted(len(of_tensor), 'tensor')}: results take "
                 f"{least.result_bytes} B in a process, two waves {least.staging_bytes} B, buffers "
                 f"{least.scratch_bytes} B; the smallest that works is {least.peak_bytes} B, or less with a wave= below "
-                f"{bytes_text(size)}",
+                f"{bytes_text(size)} or a read_size= below {bytes_text(min(options.read_size, LEAST_READ))}",
                 least.peak_bytes,
             )
         size //= 2
