@@ -178,7 +178,9 @@ def _check_held_rows(rows: object, wanted: Wanted, dtype: np.dtype[Any]) -> Arra
             raise TileError("held rows are given, but not their numbers: prepare the gather with have_indices=")
         return None
     if rows is None:
-        raise TileError("the rows of have_indices= are not given: call gather(held_rows)")
+        raise TileError(
+            "the held rows of have_indices= are not given: call gather(held_rows), or gather_rows(have=(numbers, rows))"
+        )
     try:
         array = np.asarray(rows)
     except Exception as error:
