@@ -541,7 +541,7 @@ MOST_PARTS = 16
 def overlapped(source: Layout, target: Layout, network: Network) -> Pipeline | None:
     """The pipeline of least predicted seconds from one set of devices to another, None if there is none.
 
-    There is one where no device is in both sets, and the target gathers what it replicates.
+    There is one where no device is in both sets, and the target gathers what it replicates or turns what it gets.
 
     >>> from reshard.types import Mesh
     >>> trainer, server = Mesh(fsdp=16), Mesh({"tp": 8, "rep": 16}, device_ids=range(16, 144))

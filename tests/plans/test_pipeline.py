@@ -98,4 +98,10 @@ def test_sums_and_shared_devices_do_not_overlap():
     shared = rs.Layout.parse("f32[128, {tp}16]", rs.Mesh.parse("tp=8,rep=2@8"))
     assert overlapped(summed, SERVED, WIRES) is None
     assert overlapped(WEIGHTS, shared, WIRES) is None
-    assert overlapped(WEIGHTS, rs.Layout.parse("f32[{tp}16, {rep}8]", SERVER), WIRES) is None
+    assert overlapped(WEIGHTS, rs.Layout.parse("f32[{tp}{rep}1, 128]", SERVER), WIRES) is None
+
+
+def test_a_turn_on_the_targets_devices_overlaps_as_a_gather_does():
+    pipeline = overlapped(WEIGHTS, rs.Layout.parse("f32[{tp}16, {rep}8]", SERVER), WIRES)
+    assert pipeline is not None and [step.kind for step in pipeline.plan.steps] == ["exchange", "all_to_all"]
+    assert pipeline.seconds * 1e9 >= max(pipeline.sent_bytes, pipeline.received_bytes)
