@@ -403,7 +403,7 @@ def _find_meetings(source: Dim, target: Dim, p: int | None, q: int | None) -> _C
     common: _Common = {}
     for each in np.argsort(firsts).tolist():
         met = int(pieces[each])
-        pair = (cast("int", p), met) if p is not None else (met, q)
+        pair = (p, met) if p is not None else (met, cast("int", q))
         common[*pair, ()] = blocks[cuts[each] : cuts[each + 1]]
     return common
 
