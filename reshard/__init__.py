@@ -132,6 +132,7 @@ def __getattr__(name: str) -> Any:
         return value
     if name not in _PACKAGES:
         like = errors.did_you_mean(name, [*__all__, *_PACKAGES])
+        like = f"; it is reshard.errors.{name}" if hasattr(errors, name) else like
         raise AttributeError(f"module 'reshard' has no attribute {name!r}{like}")
     try:
         return import_module(f"reshard.{name}")

@@ -454,7 +454,7 @@ class Proposals:
 
         try:
             if is_needed(chain, self.flow):
-                raise Unfit(f"{NEEDED}, {place_chain(chain).received_bytes} B")
+                raise Unfit(NEEDED)
             budget = allowed() - 1 if self.options.prefer == "memory" else None
             one = self._accept(self._plan_chain(chain, self.reader.replacements(chain), budget), allowed)
             while one.excess_bytes:  # ends: each form needs less memory than the one before
@@ -544,9 +544,7 @@ class Proposals:
         planned, launches = one.outcome.planned_bytes or 0, one.launches
         if one.outcome.permutes > launches and not self.options.launch_cost:
             raise Unfit(f"the plan would need {one.outcome.permutes} permutes to receive {planned} B")
-        # A plan moves whole elements: it may receive more than XLA counts for a sum of a few.
-        needed = f"{NEEDED}, {min(planned, one.received_bytes)} B"
-        self._check_bytes(one, planned, "XLA makes a reduce-scatter of it by itself" if one.scattered_bytes else needed)
+        self._check_bytes(one, planned, "XLA makes a reduce-scatter of it by itself" if one.scattered_bytes else NEEDED)
         if why := explain_reordered(self.maps, one, self.options):
             raise Reordered(why, one.received_bytes - planned)
         if why := explain_other_bits(self.flow, one, self.options):

@@ -45,7 +45,6 @@ from reshard.types.whole import checked_flag
 
 _serialize: Any = _serialize_executable
 _FORM = "reshard program, form 1, jax"
-_FIGURE = re.compile(r", \d+ B$")
 _outcomes: WeakKeyDictionary[Any, tuple[Decision, PassReport]] = WeakKeyDictionary()  # by jax's executables
 
 
@@ -232,7 +231,7 @@ def _read_outcome(executable: Any, watched: list[Watched]) -> tuple[Decision, Pa
         before = module_figures(print_module(module))
         return Decision("reshard", describe_savings(before, after), False, before, after), places
     # One sentence, with the reasons by how many chains they hold for.
-    reasons = Counter(_FIGURE.sub("", place.why_left) for place in report.places).most_common(3)
+    reasons = Counter(place.why_left for place in report.places).most_common(3)
     listed = "; ".join(f"{count} of {len(report.places)}: {why}" for why, count in reasons)
     why = f"none of its chains of collectives can be replaced: {listed}"
     if report.why:
@@ -374,7 +373,7 @@ def check_limits(text: str, report: PassReport, limits: Limits, temp_bytes: int 
     if limits.max_bytes is not None and temp_bytes > limits.max_bytes:
         reasons: dict[str, list[str]] = {}  # A reason may hold for every line of the program.
         for one in report.left:
-            reasons.setdefault(_FIGURE.sub("", one.why), []).append(shorten_line(one.where) or one.operation)
+            reasons.setdefault(one.why, []).append(shorten_line(one.where) or one.operation)
         rows = (f"\n  {len(at)} left, {why}: {', '.join([*dict.fromkeys(at)][:8])}" for why, at in reasons.items())
         raise StrictError(
             f"the program needs {temp_bytes} B of temporary memory on a device, and max_bytes allows "

@@ -31,6 +31,7 @@ from reshard.geometry.remesh import one_set
 from reshard.plans.plan import Plan, StepSpec
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import Cost, wire_layout
+from reshard.plans.step import Step
 from reshard.synth.network import Links as Links
 from reshard.synth.network import Network
 from reshard.synth.wires import Link, Wires
@@ -131,15 +132,18 @@ def time_on_network(plan: Plan, network: Network | None) -> Plan:
     """The plan with its predicted seconds: each step on the links of its own mesh, or of those between two sets."""
     if network is None:
         return plan
-    times: list[float] = []
-    for step in plan.steps:
-        if one_set(step.operand.mesh, step.result.mesh):
-            times.append(predict_seconds(step.spec, step.operand, network.links(step.operand.mesh)))
-        else:
-            link = network.crossing
-            times.append(link.wait(step.launches) + step.endpoint_bytes / link.bandwidth)
+    times = [time_step(step, network) for step in plan.steps]
     steps = tuple(replace(step, seconds=time) for step, time in zip(plan.steps, times, strict=True))
     return replace(plan, steps=steps, seconds=sum(times, 0.0))
+
+
+def time_step(step: Step, network: Network, bandwidth: float | None = None) -> float:
+    """Predicted seconds of a step; with a `bandwidth` in bytes/second, those with it on every link."""
+    if one_set(step.operand.mesh, step.result.mesh):
+        links = network.links(step.operand.mesh)
+        return predict_seconds(step.spec, step.operand, links if bandwidth is None else links.with_bandwidth(bandwidth))
+    link = network.crossing
+    return link.wait(step.launches) + step.endpoint_bytes / (bandwidth or link.bandwidth)
 
 
 def _predict_reduction(operand: Layout, refinement: Refinement, links: Wires) -> float:

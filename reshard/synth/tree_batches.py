@@ -71,8 +71,7 @@ def make_batch(names: Sequence[str], plans: Mapping[str, Plan], network: Network
     if network is not None:
         # What does not depend on bytes, all latency of the others, is spent once.
         for plan in members[1:]:
-            fast = ((step, network.links(step.operand.mesh).with_bandwidth(_FAST)) for step in plan.steps)
-            saved += sum((cost.predict_seconds(step.spec, step.operand, links) for step, links in fast), 0.0)
+            saved += sum((cost.time_step(step, network, _FAST) for step in plan.steps), 0.0)
     return Batch(tuple(names), members, max(0.0, sum(times) - saved))
 
 

@@ -83,14 +83,14 @@ def test_places_as_plain_data():
     assert planned["plan"]["steps"][0]["kind"] == "all_to_all" and unplanned["plan"] is None
 
 
-LEFT = PassOutcome(why="it receives no more than is needed between these layouts, 896 B")
+LEFT = PassOutcome(why="it receives no more than is needed between these layouts")
 
 
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
         (None, ""),
-        (LEFT, ": left, it receives no more than is needed between these layouts, 896 B"),
+        (LEFT, ": left, it receives no more than is needed between these layouts"),
         (PassOutcome(48, (move().plan,)), ": replaced by all_to_all, 48 B"),
         (PassOutcome(8, permutes=2), ": replaced by permute, permute, 8 B"),
         (PassOutcome(0), ": replaced by nothing, 0 B"),

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
-from jax.sharding import PartitionSpec
 from mpi4py import MPI
 from numpy.lib.stride_tricks import as_strided
 
@@ -139,7 +138,12 @@ def test_ends_that_are_text_take_what_they_lack_from_the_other_one():
     for source, target in ((str(ROWS), WHOLE), (ROWS, str(WHOLE)), (ROWS, [None] * len(ROWS.shape))):
         assert np.array_equal(prepare(source, target, MPI.COMM_SELF)(TILE_HANDLES), TILE_HANDLES)
         assert np.array_equal(redistribute(TILE_HANDLES, source, target, MPI.COMM_SELF), TILE_HANDLES)
-    for target in (str(WHOLE), PartitionSpec(), {"w": str(WHOLE), "v": {"u": PartitionSpec()}}):
+
+
+@pytest.mark.parametrize("spec", ["text", "jax"])
+def test_targets_of_trees_in_any_form(spec: str):
+    one = str(WHOLE) if spec == "text" else pytest.importorskip("jax.sharding").PartitionSpec()
+    for target in (one, {"w": str(WHOLE), "v": {"u": one}}):
         tiles = {"w": TILE_HANDLES, "v": {"u": TILE_HANDLES}}
         moved = redistribute(tiles, ROWS, target, MPI.COMM_SELF)
         assert np.array_equal(moved["w"], TILE_HANDLES) and np.array_equal(moved["v"]["u"], TILE_HANDLES)

@@ -216,3 +216,16 @@ def test_no_other_order_peaks_lower():
 def _job(choose: random.Random) -> Footprint:
     before, after = choose.randint(0, 9), choose.randint(0, 9)
     return Footprint((before,), (max(before, after) + choose.randint(0, 9),), (after,))
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_launch_that_arrays_share_waits_once(far: bool):
+    """Ten arrays in one batch take what one array of their bytes takes."""
+    server = rs.Mesh({"tp": 4}, device_ids=range(8, 12)) if far else rs.Mesh({"tp": 8})
+    ends = [
+        (rs.Layout.parse(f"f32[{{x}}{{y}}{size}]", MESH), rs.Layout.parse(f"f32[{size * 8}]", server))
+        for size in (32, 320)
+    ]
+    one, ten = (rs.plan_tree([end] * count, network="h100") for end, count in zip(ends, (10, 1), strict=True))
+    assert one.launches == ten.launches and len(one.batches) == 1
+    assert one.seconds == pytest.approx(ten.seconds, rel=1e-6)
