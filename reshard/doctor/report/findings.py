@@ -172,10 +172,12 @@ class Findings:
 
     @property
     def hint(self) -> str:
-        """What to do where data moves and XLA takes no detour; empty if it does take one."""
-        if self.wasted_bytes or self.saved_bytes or not self.shown():
+        """What to do where most of what is received is needed in these layouts; empty if no data moves, or else."""
+        wasted = max(self.wasted_bytes, self.saved_bytes)
+        if not self.shown() or 2 * wasted > self.received_bytes:
             return ""
-        return "No detour here: `report.advise()`, or `--advise`, finds the constraint that costs this."
+        why = "Most of what is received is needed in these layouts" if wasted else "No detour here"
+        return f"{why}: `report.advise()`, or `--advise`, finds the constraint that costs this."
 
     def to_dict(self, every: bool = False, advice: Advice | None = None) -> dict[str, Any]:
         """The report as plain data, with `advice` if there is any; bytes are those of one device.
