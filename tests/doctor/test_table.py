@@ -49,6 +49,14 @@ def test_the_table():
     assert str(examine(TRAIN, compiled=CompiledMemory(8, 4, 20, 3))) == GOLDEN
 
 
+def test_where_most_of_what_is_received_is_needed_advice_is_the_next_step(monkeypatch):
+    report = examine(TRAIN)
+    assert report.hint == ""
+    for figure in ("wasted_bytes", "saved_bytes"):
+        monkeypatch.setattr(type(report), figure, 64 << 20)
+    assert report.hint.startswith("Most of what is received is needed in these layouts: `report.advise()`")
+
+
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_narrow_terminals_keep_the_columns_that_matter(width):
     """No line is wider than the terminal, and the line of the program and the bytes are whole."""
