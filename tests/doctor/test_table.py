@@ -50,8 +50,8 @@ def test_the_table():
 
 
 def test_where_most_of_what_is_received_is_needed_advice_is_the_next_step(monkeypatch):
+    assert examine(TRAIN).hint == ""
     report = examine(TRAIN)
-    assert report.hint == ""
     for figure in ("wasted_bytes", "saved_bytes"):
         monkeypatch.setattr(type(report), figure, 64 << 20)
     assert report.hint.startswith("Most of what is received is needed in these layouts: `report.advise()`")
