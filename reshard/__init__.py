@@ -1,7 +1,7 @@
 """Sharding specs as types: the cheapest collectives between two layouts of a distributed array.
 
     Mesh, Layout        devices on named axes; where each element of an array is
-    as_layout           a layout, however it is said: text in any notation, or the arrays and shardings of JAX and torch
+    as_layout           reads a layout in any form: text in every notation, the arrays and shardings of JAX and torch
     Move                source and target with a view between their indices, parts, and a cast
     plan, Plan, Step    the steps from one layout to another, with their bytes, launches and memory
     plan_tree, TreePlan the plans of many arrays as one, in few launches and within one budget

@@ -93,7 +93,8 @@ def examine(
     moves = tuple(known) if isinstance(known, list | tuple) else read_items(known)
     if moves is None or not all(isinstance(move, Known) for move in moves):
         raise ReshardError(f"known {quoted(known)}: give a list of `Known` moves")
-    # XLA's partitioner removes them. What is no text the reader refuses.
+    # XLA's partitioner removes these calls, so a module that has them is not partitioned yet. The reader below refuses
+    # anything but text.
     is_text = isinstance(text, str)  # pyright: ignore[reportUnnecessaryIsInstance]
     if is_text and re.search(r'custom_call_target="(?:Sharding|xla\.sdy\.)', text):
         raise NotationError(

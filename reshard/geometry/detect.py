@@ -1,7 +1,7 @@
-"""Reads a layout however it is said: text in any notation, or the objects of JAX and torch.
+"""Reads a layout in any form: text in every notation, or the objects of JAX and torch.
 
 text                                    notation   the caller gives
-f32[{y}8, 16, {x}4]                     ours       mesh
+f32[{y}8, 16, {x}4]                     reshard    mesh
 P('y', None, 'x'), or ('y', None, 'x')  JAX        mesh, shape, dtype
 [{"y"}, {}, {"x"}]                      Shardy     mesh (unless the text writes one), shape, dtype
 [Shard(2), Shard(0)], or S(2), S(0)     DTensor    mesh, shape, dtype

@@ -110,8 +110,8 @@ class Decision:
     """Whether the program runs the collectives of plans, "reshard", or is XLA's own, "plain", and why.
 
     `ours` has the figures of the compiled program, `plain` those of the module before the pass, whose memory nobody
-    measured. Figures are None where there is no other program: there is nothing to replace or, with `failed`, the pass
-    could not handle it. Of a program that jax took from its cache on disk, it is not known what was replaced.
+    measured. Where there is no second program, because nothing can be replaced or the pass `failed`, its figures are
+    None. Of a program that jax took from its cache on disk, it is not known what was replaced.
     """
 
     chosen: str

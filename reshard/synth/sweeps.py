@@ -150,9 +150,9 @@ def sweep(
     "unknown axis 'x'"
     """
     options = [
-        PlanOptions.read(budget, network) for network, budget in product(_list_each(networks), _list_each(budgets))
+        PlanOptions.read(budget, network) for network, budget in product(_list_values(networks), _list_values(budgets))
     ]
-    every = [None if mesh is None else checked_mesh(mesh) for mesh in _list_each(meshes)]
+    every = [None if mesh is None else checked_mesh(mesh) for mesh in _list_values(meshes)]
     rows: list[Row] = []
     every_pair: Any = cast("Any", layouts).values() if isinstance(layouts, Mapping) else layouts
     for pair in every_pair:
@@ -193,7 +193,7 @@ def _make_row(ends: Sequence[str], mesh: str, options: PlanOptions, found: Plan 
     return row | dict(zip(FIGURES, figures, strict=True))
 
 
-def _list_each(given: Any) -> list[Any]:
+def _list_values(given: Any) -> list[Any]:
     return list(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else [given]
 
 

@@ -64,7 +64,7 @@ class Mesh:
         device_ids: Sequence[int] | None = None,
         **named: int,
     ) -> None:
-        given, device_ids = _read_axes(axes, device_ids)
+        given, device_ids = _read_mesh_axes(axes, device_ids)
         pairs: list[tuple[str, int]] = []
         for name, size in (*given, *named.items()):
             if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
@@ -367,7 +367,7 @@ class Mesh:
         return f"Mesh({dict(self.axes)}{ids})"
 
 
-def _read_axes(source: Any, device_ids: Any) -> tuple[Iterable[tuple[Any, Any]], Any]:
+def _read_mesh_axes(source: Any, device_ids: Any) -> tuple[Iterable[tuple[Any, Any]], Any]:
     """The names and sizes of whatever says the axes of a mesh, and the ids of its devices, None for their positions."""
     if isinstance(source, str):
         source = Mesh.parse(source, device_ids)

@@ -230,7 +230,7 @@ def test_text_is_the_budget_that_it_writes(text: str, limit: int):
 
 
 def test_a_bad_budget_is_refused_after_an_equal_good_one():
-    """True == 1, but is no number of bytes, cached or not; 1e6 is one."""
+    """The float 1e6 counts bytes; True does not, although True == 1 and 1 is cached."""
     source = target = Layout.parse("f32[0]", MESH)
     assert rs.plan(source, target, budget=1e6) == rs.plan(source, target, budget=1_000_000)  # type: ignore[arg-type]
     rs.plan(source, target, budget=1)

@@ -156,7 +156,7 @@ def locate_extremum(kind: ReductionKind, array: TiledArray, axis: Any = None, ke
         for at in reversed(dims):
             along = global_indices(layout, at, rank).reshape(-1, *[1] * (part.ndim - at - 1))
             index, count = index + count * along, count * layout.shape[at]
-        # What is no such element has an index after all others.
+        # All other elements get an index past the end, so the least index is that of the first extremum.
         hit = (part == best) | ((part != part) & (best != best))
         return np.where(hit, index, count).astype(np.intp)
 
