@@ -1,0 +1,11 @@
+"""Shardings of whole programs, chosen by the cost of plans and emitted as the plans' own collectives.
+
+    trace_step    the program as one StableHLO function, and what its arguments and results are called
+    op_rules      which dims of an operation's operands and results go together
+    localize      one operation on the tiles of one device
+    graph         the program as a `Problem` of `synth.choice`, and an `Assignment` as the layouts of its operations
+    step_layouts  the layouts of all operations, as the choice hands them over
+    emit          those layouts as one program on tiles, with the collectives of plans between them
+
+Everything inside the emitted program is local: no compiler is left to decide what moves.
+"""

@@ -1,0 +1,140 @@
+"""What is chosen among: the tensors of a program, and nodes that read and write them and may be split along factors.
+
+A *factor* is a size that an operation's dims share, as in an einsum: `ij,jk->ik` has three. A *node* is one operation, or
+several that are always split alike; a *split* of it gives each factor the mesh axes that divide it. So a split says in
+which layout the node reads each tensor, and in which it writes each:
+
+    node  `ij,jk->ik`   sizes (8, 16, 32)   reads ((0,), (1,)), ((1,), (2,))   writes ((0,), (2,)) with sums (1,)
+    split ("x",), ("y",), ()                on <x=4, y=2>
+    reads                                   [{x}2, {y}8]  and  [{y}8, 32]
+    writes                                  [{x}2, 32] + sum{y}
+
+Where a tensor is written in one layout and read in another, a plan moves it between them. The choice is of one split
+for each node, such that all moves and all work take the least time and no device holds more than the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from reshard.types.dims import Digit, Dim
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh, SubAxis
+
+Split: TypeAlias = tuple[tuple[str, ...], ...]
+"""The mesh axes that split each factor of a node, major first."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value that some node writes: its shape and dtype, and from which position of the program to which it is live.
+
+    Positions number the operations of the program in order, those inside loops included. A tensor that is made outside
+    a loop and read inside is live until the loop ends; what a loop carries is live throughout.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    born: int
+    dies: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tensor as a node reads or writes it: the factors of each dim, major first, none where a dim is never split.
+
+    The tensor is, or becomes, a sum over the axes that split the factors `sums`. The sizes of the factors of a dim
+    multiply to its size. `at` is the position of the operation that reads it, or writes it; `times` says how often that
+    runs, the trips of the loops around it. `reduction` is the operation that finishes the sum ("sum", "max", ...).
+    """
+
+    tensor: int
+    dims: tuple[tuple[int, ...], ...]
+    at: int
+    times: int = 1
+    sums: tuple[int, ...] = ()
+    reduction: str = "sum"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is split as one: `sizes` of its factors, of which `splittable` may be split; what it reads and writes.
+
+    `flops` and `bytes_per_run` are the work of one run on one device if nothing is split; both are divided by the axes
+    of the factors, and neither by axes that split no factor. `times` says how often it runs. A factor of size 0 has any
+    size: it is in no dim, and a split of it says that what is read and written are sums over its axes (a *linear* node).
+    `only` lists the splits that are allowed, None for all; `tie` is a name that nodes share that must be split alike.
+    `reuses` has pairs of a read and a write that may lie in the same memory, if the tensor that is read dies there.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    splittable: frozenset[int]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    flops: float = 0.0
+    bytes_per_run: float = 0.0
+    times: int = 1
+    only: tuple[Split, ...] | None = None
+    tie: str = ""
+    reuses: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The tensors and nodes of a program on a mesh. Each tensor is written by one node."""
+
+    mesh: Mesh
+    tensors: tuple[Tensor, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A split for each node, and which reads make their own copy.
+
+    Reads of one tensor in one layout share a copy, which is live from the first to the last, except those in `anew`,
+    pairs of a node and the number of its read: they move it again, and drop the copy after.
+
+    `seconds` is predicted for the whole program, `move_seconds` for the moves alone; `received_bytes` is what a device
+    receives, `peak_bytes` what it holds at most; `bound_seconds` is a lower bound on the seconds of every assignment.
+    """
+
+    splits: tuple[Split, ...]
+    anew: frozenset[tuple[int, int]]
+    seconds: float
+    move_seconds: float
+    received_bytes: int
+    peak_bytes: int
+    bound_seconds: float
+
+    @property
+    def gap(self) -> float:
+        """By how much the seconds may exceed the best ones: 0.01 for one percent."""
+        return 0.0 if self.seconds <= self.bound_seconds else self.seconds / max(self.bound_seconds, 1e-30) - 1
+
+
+def access_layout(problem: Problem, node: Node, access: Access, split: Split) -> Layout:
+    """The layout in which a node that is split like this reads or writes a tensor.
+
+    >>> rows = Node("w", (8, 6), frozenset({0, 1}), (), (Access(0, ((0,), (1,)), 0),))
+    >>> problem = Problem(Mesh(x=4, y=2), (Tensor("w", (8, 6), "f32", 0, 1),), (rows,))
+    >>> str(access_layout(problem, rows, rows.writes[0], (("x",), ("y",))))
+    'f32[{x}2, {y}3]'
+    """
+    tensor, mesh = problem.tensors[access.tensor], problem.mesh
+
+    def lay_dim(size: int, factors: tuple[int, ...]) -> Dim:
+        digits: list[Digit] = []
+        for factor in factors:
+            axes = [SubAxis(name, 1, mesh.axes[name]) for name in split[factor]]
+            digits += [Digit(axis.size, axis) for axis in axes]
+            digits.append(Digit(node.sizes[factor] // math.prod(axis.size for axis in axes), None))
+        return Dim(tuple(digits) if factors else (Digit(size, None),), size)
+
+    dims = tuple(lay_dim(size, factors) for size, factors in zip(tensor.shape, access.dims, strict=True))
+    partial = tuple(SubAxis(name, 1, mesh.axes[name]) for factor in access.sums for name in split[factor])
+    return Layout(mesh, dims, tensor.dtype, access.reduction if partial else None, partial)
