@@ -1,8 +1,8 @@
 """What is chosen among: the tensors of a program, and nodes that read and write them and may be split along factors.
 
-A *factor* is a size that an operation's dims share, as in an einsum: `ij,jk->ik` has three. A *node* is one operation, or
-several that are always split alike; a *split* of it gives each factor the mesh axes that divide it. So a split says in
-which layout the node reads each tensor, and in which it writes each:
+A *factor* is a size that an operation's dims share, as in an einsum: `ij,jk->ik` has three. A *node* is one operation,
+or several that are always split alike; a *split* of it gives each factor the mesh axes that divide it. So a split says
+in which layout the node reads each tensor, and in which it writes each:
 
     node  `ij,jk->ik`   sizes (8, 16, 32)   reads ((0,), (1,)), ((1,), (2,))   writes ((0,), (2,)) with sums (1,)
     split ("x",), ("y",), ()                on <x=4, y=2>
@@ -65,7 +65,7 @@ class Node:
 
     `flops` and `bytes_per_run` are the work of one run on one device if nothing is split; both are divided by the axes
     of the factors, and neither by axes that split no factor. `times` says how often it runs. A factor of size 0 has any
-    size: it is in no dim, and a split of it says that what is read and written are sums over its axes (a *linear* node).
+    size: it is in no dim, and its axes say over what the node reads and writes sums (a *linear* node).
     `only` lists the splits that are allowed, None for all; `tie` is a name that nodes share that must be split alike.
     `reuses` has pairs of a read and a write that may lie in the same memory, if the tensor that is read dies there.
     """
