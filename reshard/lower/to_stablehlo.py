@@ -3,13 +3,14 @@
 Plans become collectives in one place only, `to_shard_map.tile_function`. It is traced here, once for each plan, and
 the result becomes the body of a Shardy manual computation in the program's module.
 
-The rest is what others who read or write modules share: `list_operations`, `run_passes` and `spell_sharding`.
+The rest is what others who read or write modules share: `list_operations`, `run_passes`, `inline_call` and
+`spell_sharding`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -148,9 +149,10 @@ def _trace_as_function(plan: Plan) -> str:
     with module.context, ir.Location.unknown():
         (computation,) = (op for op in list_operations(module.operation) if op.name == _COMPUTATION)
         function = _move_to_function(computation, module)
+        functions = {op.attributes["sym_name"].value: op.operation for op in module.body.operations}
         while calls := [op for op in list_operations(function) if op.name == "func.call"]:
             for call in calls:
-                _inline_call(call, module)
+                inline_call(call, functions)
         for op in list_operations(function):
             if _GROUPS in op.attributes and "mesh_axes" in (text := str(op.attributes[_GROUPS])):
                 # jax 0.12 writes replica groups as axes of a mesh, a symbol of its own module: listed, they need none.
@@ -193,11 +195,9 @@ def _move_to_function(computation: Operation, module: Module) -> Operation:
     return function
 
 
-def _inline_call(call: Operation, module: Module) -> None:
+def inline_call(call: Operation, functions: Mapping[str, Operation]) -> None:
     """Replaces a call by the operations of the called function; jaxlib has no inliner for functions."""
-    callee = ir.StringAttr.get(call.attributes["callee"].value)
-    (function,) = (op.operation for op in module.body.operations if op.attributes["sym_name"] == callee)
-    copy = function.clone()
+    copy = functions[call.attributes["callee"].value].clone()
     block = copy.regions[0].blocks[0]
     for argument, operand in zip(block.arguments, call.operands, strict=True):
         argument.replace_all_uses_with(operand)

@@ -1,0 +1,239 @@
+"""The step whose layouts are chosen: one StableHLO function without calls, and what its values are called.
+
+A step is traced as `jax.jit` traces it, for the platform where it will run, and needs no devices. A program in a file
+is read into the same form; its names are those that jax wrote into it.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.interpreters.mlir import make_ir_context as _make_ir_context
+from jax.sharding import PartitionSpec
+
+from reshard.errors import ProgramError, quoted
+from reshard.jax.stablehlo_pass import shardy
+from reshard.jax.stablehlo_pass.module_pass import name_main, read_stablehlo
+from reshard.jax.stablehlo_pass.shardy import read_dtype, spell_out, value_sharding
+from reshard.lower.to_stablehlo import Attribute, Module, Operation, inline_call, ir, list_operations, run_passes
+
+make_ir_context: Any = _make_ir_context
+_ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
+_COMPOSITE = "stablehlo.composite"
+_KEY = re.compile(r"\[(?:'([^']*)'|(\d+)|<[^>]*>)\]|\.(\w+)|\[([^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class StepValue:
+    """An argument or a result of a step: its name, such as `params/w1`, the global shape, our name of the dtype.
+
+    `given` is the sharding that the user gave it, with `PartitionSpec.UNCONSTRAINED` for dims left open; None if the
+    user gave none. `position` is the number of the function's argument, or of the function's result, that it is in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    given: PartitionSpec | None
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
+class TracedStep:
+    """A step as one function `main` that calls no other; `ops` are all its operations, numbered by their position.
+
+    The trees are None for a program from a file. `donated` has the numbers of the arguments that are donated. `carried`
+    says of which argument a result is the next value, as a step is called in a loop: outputs whose tree, shapes and
+    dtypes equal those of an argument.
+    """
+
+    module: Module
+    main: Operation
+    ops: tuple[Operation, ...]
+    arguments: tuple[StepValue, ...]
+    results: tuple[StepValue, ...]
+    in_tree: Any
+    out_tree: Any
+    donated: frozenset[int]
+    carried: Mapping[int, int]
+
+
+def trace_step(
+    f: Callable[..., Any], shapes: Sequence[Any], *, donate: int | Sequence[int] = (), platform: str | None = None
+) -> TracedStep:
+    """The step `f(*shapes)`: `shapes` are trees of arrays or of `jax.ShapeDtypeStruct`, with shardings or without.
+
+    `donate` has the numbers of the arguments that are donated, as in `jax.jit`; `platform` is where the step will run,
+    by default jax's own.
+
+    >>> step = trace_step(lambda w, x: (w - x @ x, x.sum()), [jax.ShapeDtypeStruct((4, 4), "f")] * 2, donate=0)
+    >>> [value.name for value in (*step.arguments, *step.results)], sorted(step.donated), dict(step.carried)
+    (['w', 'x', '0', '1'], [0], {0: 0})
+    """
+    positions = {donate} if isinstance(donate, int) else set(donate)
+    traced: Any = jax.jit(f, keep_unused=True).trace(*shapes)  # Also of a function that is jitted and drops some.
+    lowered = traced.lower(lowering_platforms=(platform or jax.default_backend(),))
+    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(tuple(shapes))[0]
+    text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
+    step = _read_module(ir.Module.parse(text, make_ir_context()))
+    if len(step.arguments) != len(leaves):
+        raise ProgramError(
+            f"the program of {quoted(f)} takes {len(step.arguments)} arrays, and {len(leaves)} shapes are given; it "
+            "has constants that jax passes as arguments: make them arguments of the function"
+        )
+    names = _parameter_names(f, len(shapes))
+    arguments = [
+        replace(value, name="/".join([names[path[0].idx], *_spell_path(path[1:])]), position=path[0].idx)
+        for value, (path, _) in zip(step.arguments, leaves, strict=True)
+    ]
+    out_leaves: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(traced.out_info)[0]
+    results = [
+        replace(value, name="/".join(_spell_path(path)) or "result", position=getattr(path[0], "idx", 0) if path else 0)
+        for value, (path, _) in zip(step.results, out_leaves, strict=True)
+    ]
+    return replace(
+        step,
+        arguments=tuple(arguments),
+        results=tuple(results),
+        in_tree=jax.tree.structure(tuple(shapes)),
+        out_tree=jax.tree.structure(traced.out_info),
+        donated=frozenset(at for at, value in enumerate(arguments) if value.position in positions),
+        carried=_match_states(shapes, traced.out_info),
+    )
+
+
+def read_step(program: str | bytes) -> TracedStep:
+    """The step of a StableHLO program, which is MLIR text or a portable artifact.
+
+    Raises `ProgramError` if it cannot be parsed.
+
+    >>> step = read_step("func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }")
+    >>> step.arguments[0].name, step.results[0].shape
+    ('0', (4,))
+    """
+    return _read_module(read_stablehlo(program))
+
+
+def read_spec(sharding: Attribute | None) -> PartitionSpec | None:
+    """A sharding of Shardy as jax writes it; None without one, and for one over parts of axes or on other devices."""
+    if sharding is None:
+        return None
+    read: Any = shardy.sdy.TensorShardingAttr(sharding)
+    dims: list[Any] = []
+    for dim in read.dimension_shardings:
+        one: Any = shardy.sdy.DimensionShardingAttr(dim)
+        axes: list[Any] = [shardy.sdy.AxisRefAttr(axis) for axis in one.axes]
+        if any(axis.sub_axis_info is not None for axis in axes):
+            return None
+        open_dim = not one.is_closed and not axes
+        dims.append(PartitionSpec.UNCONSTRAINED if open_dim else tuple(axis.name for axis in axes) or None)
+    return PartitionSpec(*dims)
+
+
+def _read_module(module: Module) -> TracedStep:
+    """The step of a module, which is changed: calls are inlined, and attributes about donation are removed."""
+    name_main(module)
+    with module.context, ir.Location.unknown():
+        spell_out(module)
+        main = _inline_all(module)
+        run_passes(module, "func.func(cse),symbol-dce")
+        block = main.regions[0].blocks[0]
+        given = [read_spec(value_sharding(argument)) for argument in block.arguments]
+        attributes = _value_attributes(main, "arg_attrs", len(block.arguments))
+        out_attributes = _value_attributes(main, "res_attrs", len(list(block.operations)[-1].operands))
+        carried = {int(each[_ALIAS].value): at for at, each in enumerate(attributes) if _ALIAS in each}
+        arguments: list[StepValue] = []
+        for at, argument in enumerate(block.arguments):
+            where: Any = argument.location
+            name = _spell_key(where.name_str) if isinstance(where, ir.NameLoc) else str(at)
+            tensor = ir.RankedTensorType(argument.type)
+            arguments.append(StepValue(name, tuple(tensor.shape), read_dtype(str(tensor.element_type)), given[at], at))
+        results: list[StepValue] = []
+        for at, value in enumerate(list(block.operations)[-1].operands):
+            info = out_attributes[at].get("jax.result_info")
+            name = _spell_key(info.value.removeprefix("result")) if info else str(at)
+            spec = read_spec(out_attributes[at].get(shardy.SHARDING))
+            tensor = ir.RankedTensorType(value.type)
+            results.append(StepValue(name, tuple(tensor.shape), read_dtype(str(tensor.element_type)), spec, at))
+        donated = frozenset(at for at, each in enumerate(attributes) if _ALIAS in each or _DONOR in each)
+        for key in ("arg_attrs", "res_attrs"):
+            if key in main.attributes:
+                del main.attributes[key]
+        ops = tuple(list_operations(main))
+    return TracedStep(module, main, ops, tuple(arguments), tuple(results), None, None, donated, carried)
+
+
+def _inline_all(module: Module) -> Operation:
+    """Inlines every call and every composite of `main`, in place; returns `main`."""
+    functions = {op.attributes["sym_name"].value: op.operation for op in module.body.operations}
+    main = functions["main"]
+    while calls := [op for op in list_operations(main) if op.name in ("func.call", _COMPOSITE)]:
+        for call in calls:
+            if call.name == _COMPOSITE:
+                callee = {"callee": call.attributes["decomposition"]}
+                with call.location, ir.InsertionPoint(call):
+                    types = [result.type for result in call.results]
+                    plain = ir.Operation.create("func.call", types, list(call.operands), callee)
+                for old, new in zip(call.results, plain.results, strict=True):
+                    old.replace_all_uses_with(new)
+                call.erase()
+                call = plain
+            inline_call(call, functions)
+    return main
+
+
+def _value_attributes(main: Operation, key: str, count: int) -> list[dict[str, Attribute]]:
+    if key not in main.attributes:
+        return [{} for _ in range(count)]
+    return [{pair.name: pair.attr for pair in ir.DictAttr(each)} for each in main.attributes[key]]
+
+
+def _parameter_names(f: Any, count: int) -> list[str]:
+    """The names of a function's parameters; numbers where it does not say them."""
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return [*named[:count], *map(str, range(len(named), count))]
+
+
+def _spell_path(path: Collection[Any]) -> list[str]:
+    return [jax.tree_util.keystr((key,), simple=True) for key in path]
+
+
+def _spell_key(text: str) -> str:
+    """A path as jax writes it, `params['w1'][0].mu`, with slashes: `params/w1/0/mu`."""
+    keys = _KEY.sub(lambda found: "/" + next((each for each in found.groups() if each is not None), ""), text)
+    return keys.lstrip("/")
+
+
+def _match_states(shapes: Sequence[Any], out: Any) -> dict[int, int]:
+    """Which leaf of the result is the next value of which leaf of the arguments."""
+
+    def describe(tree: Any) -> tuple[Any, tuple[tuple[tuple[int, ...], str], ...]]:
+        leaves, structure = jax.tree.flatten(tree)
+        return structure, tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves)
+
+    starts = [sum(len(jax.tree.leaves(tree)) for tree in shapes[:at]) for at in range(len(shapes))]
+    free = {at: describe(tree) for at, tree in enumerate(shapes) if jax.tree.leaves(tree)}
+    whole = describe(out) in free.values()
+    tops: list[Any] = list(out) if isinstance(out, tuple | list) and not whole else [out]
+    carried: dict[int, int] = {}
+    place = 0
+    for top in tops:
+        described = describe(top)
+        match = next((at for at, each in free.items() if each == described), None)
+        if match is not None:
+            del free[match]
+            carried |= {place + leaf: starts[match] + leaf for leaf in range(len(described[1]))}
+        place += len(described[1])
+    return carried
