@@ -79,9 +79,12 @@ def trace_step(
     (['w', 'x', '0', '1'], [0], {0: 0})
     """
     positions = {donate} if isinstance(donate, int) else set(donate)
-    traced: Any = jax.jit(f, keep_unused=True).trace(*shapes)  # Also of a function that is jitted and drops some.
+    # A function that is jitted already is called inside, so that no argument is dropped and none is donated here: who
+    # emits the step says which tile of an argument a result may take.
+    traced: Any = jax.jit(f, keep_unused=True).trace(*shapes)
     lowered = traced.lower(lowering_platforms=(platform or jax.default_backend(),))
     leaves: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(tuple(shapes))[0]
+    # A copy, as jax keeps the module for the next who traces the same function.
     text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
     step = _read_module(ir.Module.parse(text, make_ir_context()))
     if len(step.arguments) != len(leaves):
@@ -225,6 +228,7 @@ def _match_states(shapes: Sequence[Any], out: Any) -> dict[int, int]:
 
     starts = [sum(len(jax.tree.leaves(tree)) for tree in shapes[:at]) for at in range(len(shapes))]
     free = {at: describe(tree) for at, tree in enumerate(shapes) if jax.tree.leaves(tree)}
+    # A step that returns its only state returns one tree, not a tuple of several; a state may be a tuple itself.
     whole = describe(out) in free.values()
     tops: list[Any] = list(out) if isinstance(out, tuple | list) and not whole else [out]
     carried: dict[int, int] = {}
