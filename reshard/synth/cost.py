@@ -137,6 +137,31 @@ def time_on_network(plan: Plan, network: Network | None) -> Plan:
     return replace(plan, steps=steps, seconds=sum(times, 0.0))
 
 
+def predict_collective(kind: str, factors: _Factors, nbytes: int, mesh: Mesh, links: Links) -> float:
+    """Predicted seconds of a collective of a compiled program, by the model of steps.
+
+    Devices of a group differ in these (stride, size) factors of their positions, and so do the ends of a permute's
+    messages. `nbytes` are those of its operand on a device.
+
+    >>> from reshard.synth.wires import Link
+    >>> links = {"dcn": Link(1e-5, 1e9), "x": Link(1e-6, 1e11)}
+    >>> f"{predict_collective('all_gather', [(1, 4)], 4096, Mesh(dcn=2, x=4), links) * 1e6:.3f} us"
+    '2.123 us'
+    """
+    wires, peers = Wires.of(links, mesh), math.prod(size for _, size in factors)
+    if peers == 1:
+        return 0.0
+    match kind:
+        case "all_reduce" | "reduce_scatter":
+            return (2 if kind == "all_reduce" else 1) * _predict_gather(factors, nbytes / peers, mesh, wires)
+        case "all_to_all":
+            return _predict_blocks(factors, nbytes / peers, mesh, wires)
+        case "permute":
+            return _predict_blocks((), nbytes, mesh, wires, factors)
+        case _:
+            return _predict_gather(factors, nbytes, mesh, wires)
+
+
 def time_step(step: Step, network: Network, bandwidth: float | None = None) -> float:
     """Predicted seconds of a step; with a `bandwidth` in bytes/second, those with it on every link."""
     if one_set(step.operand.mesh, step.result.mesh):

@@ -1,0 +1,132 @@
+"""What a compiled program takes, by one measure for every program: chosen, written by experts, or the user's own.
+
+    received_bytes   what a device receives, by the collectives of the optimized module
+    move_seconds     these one after another, by the model that plans are timed by
+    flops            products and convolutions on one device, loops as often as they run
+    touched_bytes    what a device reads and writes in memory, by the compiler's own account
+    peak_bytes       what a device holds at most, by the compiler's own account
+
+A program is not run for that, so that its devices need not exist here.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from reshard import hlo
+from reshard.hlo import Collective, Computation, Instruction, Module
+from reshard.hlo.text_reader import compiled_platform
+from reshard.jax.xla_pass.fragments import print_module
+from reshard.synth.cost import Links, predict_collective
+from reshard.types.mesh import Mesh
+from reshard.types.whole import primes
+
+_CONTRACTED = re.compile(r"\d+")
+_KERNEL = re.compile(r"_([a-z0-9]+)->")
+
+
+@dataclass(frozen=True)
+class CompiledFigures:
+    """The figures of a compiled program; `exact` is False if a loop's trips depend on data, which count as one."""
+
+    received_bytes: int
+    launches: int
+    move_seconds: float
+    flops: float
+    touched_bytes: float
+    peak_bytes: int
+    exact: bool = True
+
+
+def measure_executable(executable: Any, mesh: Mesh, links: Links) -> CompiledFigures:
+    """The figures of what `program_report.compile_module` returns, or of `compiled.runtime_executable()`."""
+    text = print_module(executable.hlo_modules()[0])
+    module = hlo.parse(text)
+    collectives = hlo.collectives(module)
+    traffic = hlo.traffic(collectives)
+    seconds = sum((one.times or 1) * time_compiled(one, mesh, links) for one in collectives if one.counted)
+    memory = executable.get_compiled_memory_stats()
+    peak = int(getattr(memory, "peak_memory_in_bytes", 0))
+    if compiled_platform(text) == "cpu" or not peak:
+        # XLA:CPU leaves the temporaries out of its peak.
+        peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+        peak -= memory.alias_size_in_bytes
+    costs = executable.cost_analysis()
+    touched = float((costs[0] if isinstance(costs, list) else costs).get("bytes accessed", 0.0))
+    flops = count_flops(module, module.entry)
+    return CompiledFigures(traffic.received_bytes, traffic.launches, seconds, flops, touched, int(peak), traffic.exact)
+
+
+def time_compiled(one: Collective, mesh: Mesh, links: Links) -> float:
+    """Predicted seconds of one run of a collective, among the devices in the order of the mesh."""
+    if not one.received_bytes:
+        return 0.0
+    if one.kind == "permute":
+        pairs = [(source, target) for source, target in one.pairs if source != target]
+    else:
+        groups = one.groups.lists if one.groups is not None else (tuple(range(mesh.size)),)
+        pairs = [(group[0], member) for group in groups for member in group]
+    nbytes = sum(array.nbytes for array in one.results)
+    if one.kind == "all_gather":
+        nbytes //= one.group_size
+    elif one.kind == "reduce_scatter":
+        nbytes *= one.group_size
+    return predict_collective(one.kind, _find_factors(pairs, mesh), nbytes, mesh, links)
+
+
+def _find_factors(pairs: list[tuple[int, int]], mesh: Mesh) -> list[tuple[int, int]]:
+    """The prime (stride, size) factors of the positions in which the devices of any pair differ."""
+    factors: list[tuple[int, int]] = []
+    stride = 1
+    for size in reversed(mesh.axes.values()):
+        for prime in primes(size):
+            if any(one // stride % prime != other // stride % prime for one, other in pairs):
+                factors.append((stride, prime))
+            stride *= prime
+    return factors
+
+
+def count_flops(module: Module, inside: Computation) -> float:
+    """Operations of the products and convolutions that a run of a computation executes: an addition and a
+    multiplication for each. A loop counts as often as it runs, of a conditional the branch with most.
+
+    >>> count_flops(module := hlo.parse('''HloModule m
+    ...
+    ... ENTRY %main {
+    ...   %a = f32[8,16]{1,0} parameter(0)
+    ...   %b = f32[16,4]{1,0} parameter(1)
+    ...   ROOT %d = f32[8,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    ... }'''), module.entry)
+    1024.0
+    """
+    total = 0.0
+    for one in inside.instructions:
+        if one.opcode in ("dot", "convolution"):
+            total += _count_product(inside, one)
+        elif one.opcode == "while":
+            trips = hlo.trip_count(module, inside, one)
+            body = module.computation(one.attributes.get("body", "").lstrip("%"))
+            total += (1 if trips is None else trips) * count_flops(module, body)
+        elif one.opcode == "conditional":
+            total += max((count_flops(module, module.computation(name)) for name in one.called), default=0.0)
+        elif one.opcode in ("fusion", "call", "async-start"):
+            total += sum(count_flops(module, module.computation(name)) for name in one.called)
+    return total
+
+
+def _count_product(inside: Computation, one: Instruction) -> float:
+    made = math.prod(one.arrays[0].dims)
+    first, second = (inside.by_name[name].arrays[0].dims for name in one.operands[:2])
+    if one.opcode == "dot":
+        contracted = map(int, _CONTRACTED.findall(one.attributes.get("lhs_contracting_dims", "")))
+        return 2.0 * made * math.prod(first[dim] for dim in contracted)
+    # Each element of the result sums over all of the kernel, but for its output features: `_io01->` has them at `o`.
+    kernel = _KERNEL.search(one.attributes.get("dim_labels", ""))
+    features = second[kernel[1].index("o")] if kernel is not None else 1
+    return 2.0 * made * math.prod(second) / max(features, 1)

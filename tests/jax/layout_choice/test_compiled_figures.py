@@ -1,0 +1,73 @@
+"""What compiled programs take: collectives timed as the plans that they come from, and products counted by hand."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard as rs
+from reshard.jax.layout_choice.compiled_figures import CompiledFigures, measure_executable
+from reshard.lower import lower_plan
+from reshard.lower.to_shard_map import tile_function
+
+AXES = {"dcn": 2, "x": 4}
+NETWORK = rs.Network.of({"x": rs.Link(1e-6, 1e11), "dcn": rs.Link(1e-5, 1e9)})
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return Mesh(np.array(jax.devices()[:8]).reshape(2, 4), tuple(AXES))
+
+
+def measure(f, *shapes, **options) -> CompiledFigures:
+    compiled = jax.jit(f, **options).lower(*shapes).compile()
+    return measure_executable(compiled.runtime_executable(), rs.Mesh(AXES), NETWORK.links(rs.Mesh(AXES)))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("f32[{x}1024, 8]", "f32[4096, 8]"),
+        ("f32[{dcn}{x}512, 8]", "f32[4096, 8]"),
+        ("f32[{dcn}{x}512, 8]", "f32[{x}1024, {dcn}4]"),
+        ("f32[64, 64] + sum{x}", "f32[64, 64]"),
+        ("f32[64, 64] + sum{dcn,x}", "f32[{x}16, {dcn}32]"),
+        ("f32[{x}16, {dcn}32]", "f32[{x:(2)2}{x:(1)2}16, {dcn}32]"),
+    ],
+)
+def test_collectives_take_as_long_as_the_plan_that_they_are_of(mesh, source, target):
+    ends = [rs.Layout.parse(text, rs.Mesh(AXES)) for text in (source, target)]
+    plan = rs.plan(*ends, network=NETWORK)
+    tile = tile_function(lower_plan(plan), AXES)
+    run = jax.shard_map(tile, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    figures = measure(run, jax.ShapeDtypeStruct(ends[0].tile_shape, jnp.float32))
+    assert figures.received_bytes == plan.received_bytes > 0
+    assert math.isclose(figures.move_seconds, plan.seconds, rel_tol=1e-9)
+
+
+def test_products_count_as_often_as_they_run(mesh):
+    def layers(a, weights):
+        return jax.lax.scan(lambda a, w: (jnp.tanh(a @ w), None), a, weights)[0].sum()
+
+    shapes = [((64, 128), P("x")), ((5, 128, 128), P(None, None, "dcn"))]
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec)) for shape, spec in shapes]
+    figures = measure(jax.grad(layers, 1), *given)
+    assert figures.flops == 3 * 5 * (2 * 64 * 128 * 128) / 8  # Forward, and twice as much back, on 8 devices.
+    kernel = jax.ShapeDtypeStruct((3, 3, 4, 16), jnp.float32)
+    image = jax.ShapeDtypeStruct((2, 8, 8, 4), jnp.float32)
+    dims = ("NHWC", "HWIO", "NHWC")
+    convolve = partial(jax.lax.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=dims)
+    convolved = measure(convolve, image, kernel)
+    assert convolved.flops == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 4)
+    assert convolved.move_seconds == convolved.received_bytes == 0
+
+
+def test_the_peak_is_arguments_results_and_temporaries(mesh):
+    shape = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    peaks = [measure(lambda x: x + 1, shape, donate_argnums=given).peak_bytes for given in ((), (0,))]
+    assert peaks[0] - peaks[1] == 256 * 256 * 4
