@@ -84,7 +84,7 @@ def _find_factors(pairs: list[tuple[int, int]], mesh: Mesh) -> list[tuple[int, i
     """The prime (stride, size) factors of the positions in which the devices of any pair differ."""
     factors: list[tuple[int, int]] = []
     stride = 1
-    for size in reversed(mesh.axes.values()):
+    for size in reversed(list(mesh.axes.values())):
         for prime in primes(size):
             if any(one // stride % prime != other // stride % prime for one, other in pairs):
                 factors.append((stride, prime))
