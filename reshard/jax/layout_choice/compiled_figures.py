@@ -32,7 +32,7 @@ _KERNEL = re.compile(r"_([a-z0-9]+)->")
 
 
 @dataclass(frozen=True)
-class CompiledFigures:
+class ExecutableFigures:
     """The figures of a compiled program; `exact` is False if a loop's trips depend on data, which count as one."""
 
     received_bytes: int
@@ -44,7 +44,7 @@ class CompiledFigures:
     exact: bool = True
 
 
-def measure_executable(executable: Any, mesh: Mesh, links: Links) -> CompiledFigures:
+def measure_executable(executable: Any, mesh: Mesh, links: Links) -> ExecutableFigures:
     """The figures of what `program_report.compile_module` returns, or of `compiled.runtime_executable()`."""
     text = print_module(executable.hlo_modules()[0])
     module = hlo.parse(text)
@@ -60,7 +60,9 @@ def measure_executable(executable: Any, mesh: Mesh, links: Links) -> CompiledFig
     costs = executable.cost_analysis()
     touched = float((costs[0] if isinstance(costs, list) else costs).get("bytes accessed", 0.0))
     flops = count_flops(module, module.entry)
-    return CompiledFigures(traffic.received_bytes, traffic.launches, seconds, flops, touched, int(peak), traffic.exact)
+    return ExecutableFigures(
+        traffic.received_bytes, traffic.launches, seconds, flops, touched, int(peak), traffic.exact
+    )
 
 
 def time_compiled(one: Collective, mesh: Mesh, links: Links) -> float:

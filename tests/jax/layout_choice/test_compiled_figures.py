@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.jax.layout_choice.compiled_figures import CompiledFigures, measure_executable
+from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 
@@ -24,7 +24,7 @@ def mesh():
     return Mesh(np.array(jax.devices()[:8]).reshape(2, 4), tuple(AXES))
 
 
-def measure(f, *shapes, **options) -> CompiledFigures:
+def measure(f, *shapes, **options) -> ExecutableFigures:
     compiled = jax.jit(f, **options).lower(*shapes).compile()
     return measure_executable(compiled.runtime_executable(), rs.Mesh(AXES), NETWORK.links(rs.Mesh(AXES)))
 
