@@ -69,11 +69,13 @@ def time_compiled(one: Collective, mesh: Mesh, links: Links) -> float:
     """Predicted seconds of one run of a collective, among the devices in the order of the mesh."""
     if not one.received_bytes:
         return 0.0
+    # A group is told by its first device and each other one; a message by its ends.
     if one.kind == "permute":
         pairs = [(source, target) for source, target in one.pairs if source != target]
     else:
         groups = one.groups.lists if one.groups is not None else (tuple(range(mesh.size)),)
         pairs = [(group[0], member) for group in groups for member in group]
+    # Of the operand, as the model of steps has it; arrays that are combined are one message.
     nbytes = sum(array.nbytes for array in one.results)
     if one.kind == "all_gather":
         nbytes //= one.group_size
@@ -85,6 +87,7 @@ def time_compiled(one: Collective, mesh: Mesh, links: Links) -> float:
 def _find_factors(pairs: list[tuple[int, int]], mesh: Mesh) -> list[tuple[int, int]]:
     """The prime (stride, size) factors of the positions in which the devices of any pair differ."""
     factors: list[tuple[int, int]] = []
+    # The last axis varies fastest, as in the order of the devices that the program is compiled for.
     stride = 1
     for size in reversed(list(mesh.axes.values())):
         for prime in primes(size):
@@ -117,6 +120,7 @@ def count_flops(module: Module, inside: Computation) -> float:
             total += (1 if trips is None else trips) * count_flops(module, body)
         elif one.opcode == "conditional":
             total += max((count_flops(module, module.computation(name)) for name in one.called), default=0.0)
+        # What starts also ends: the `-done` of an asynchronous call repeats what it calls.
         elif one.opcode in ("fusion", "call", "async-start"):
             total += sum(count_flops(module, module.computation(name)) for name in one.called)
     return total
