@@ -1,12 +1,17 @@
 """Which layouts the values of a whole program should have: the choice, apart from any compiler.
 
-problem    what is chosen among: tensors, nodes that may be split along factors, and the accesses between them
+problem       what is chosen among: tensors, nodes that may be split along factors, and the accesses between them
+prices        what moves between layouts cost, those of the planner's own plans
+device_speed  what work costs on one device: published and measured rates
 
 For example, `h = x @ w; y = relu(h) @ v` on `<x=4, y=2>`: two products, each a node with three factors (rows, columns,
 and what is summed), and a tensor `h` that the first writes and the second reads. Splitting the rows of both along x
 moves nothing; splitting the columns of the first and the sum of the second along y makes `y` a sum that is to finish.
 """
 
+from reshard.synth.choice.device_speed import DeviceSpeed as DeviceSpeed
+from reshard.synth.choice.prices import MovePrice as MovePrice
+from reshard.synth.choice.prices import MovePrices as MovePrices
 from reshard.synth.choice.problem import Access as Access
 from reshard.synth.choice.problem import Assignment as Assignment
 from reshard.synth.choice.problem import Node as Node
