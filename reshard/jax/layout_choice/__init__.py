@@ -6,6 +6,7 @@
     graph         the program as a `Problem` of `synth.choice`, and an `Assignment` as the layouts of its operations
     step_layouts  the layouts of all operations, as the choice hands them over
     emit          those layouts as one program on tiles, with the collectives of plans between them
+    fixed_specs   what the caller fixes, by paths of arguments and results
     compiled_figures  what a compiled program takes: bytes, seconds of its collectives, peak, work
 
 Everything inside the emitted program is local: no compiler is left to decide what moves.

@@ -70,7 +70,7 @@ class Transformed:
 
     def to_bytes(self) -> bytes:
         """The module as a portable StableHLO artifact."""
-        return _write_artifact(self.module)
+        return write_artifact(self.module)
 
 
 def transform(
@@ -108,7 +108,7 @@ def transform(
     report = transform_module(module, planner)
     rename_function(module, "main", name)
     if exported is not None:
-        exported = dataclasses.replace(exported, mlir_module_serialized=_write_artifact(module))
+        exported = dataclasses.replace(exported, mlir_module_serialized=write_artifact(module))
     return Transformed(module, report, exported)
 
 
@@ -261,7 +261,7 @@ def _list_names(names: Iterable[str]) -> str:
     return ", ".join(f"@{name}" for name in sorted(names))
 
 
-def _write_artifact(module: Module) -> bytes:
+def write_artifact(module: Module) -> bytes:
     """The module as `jax.export` writes it: for readers up to four weeks older, with Shardy's operations intact."""
     version = _stablehlo.get_version_from_compatibility_requirement(_stablehlo.StablehloCompatibilityRequirement.WEEK_4)
     return _mlir.serialize_portable_artifact(module, version, True)
