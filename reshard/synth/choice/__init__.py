@@ -3,12 +3,17 @@
 problem       what is chosen among: tensors, nodes that may be split along factors, and the accesses between them
 prices        what moves between layouts cost, those of the planner's own plans
 device_speed  what work costs on one device: published and measured rates
+splits        every split that a node may have
+assess        the moves, seconds and bytes of a choice, and what a device holds meanwhile
 
 For example, `h = x @ w; y = relu(h) @ v` on `<x=4, y=2>`: two products, each a node with three factors (rows, columns,
 and what is summed), and a tensor `h` that the first writes and the second reads. Splitting the rows of both along x
 moves nothing; splitting the columns of the first and the sum of the second along y makes `y` a sum that is to finish.
 """
 
+from reshard.synth.choice.assess import PlacedMove as PlacedMove
+from reshard.synth.choice.assess import assess_splits as assess_splits
+from reshard.synth.choice.assess import list_moves as list_moves
 from reshard.synth.choice.device_speed import DeviceSpeed as DeviceSpeed
 from reshard.synth.choice.prices import MovePrice as MovePrice
 from reshard.synth.choice.prices import MovePrices as MovePrices
@@ -19,3 +24,4 @@ from reshard.synth.choice.problem import Problem as Problem
 from reshard.synth.choice.problem import Split as Split
 from reshard.synth.choice.problem import Tensor as Tensor
 from reshard.synth.choice.problem import access_layout as access_layout
+from reshard.synth.choice.splits import list_splits as list_splits

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from reshard.types.dims import Digit, Dim
@@ -49,6 +50,8 @@ class Access:
     The tensor is, or becomes, a sum over the axes that split the factors `sums`. The sizes of the factors of a dim
     multiply to its size. `at` is the position of the operation that reads it, or writes it; `times` says how often that
     runs, the trips of the loops around it. `reduction` is the operation that finishes the sum ("sum", "max", ...).
+    `held` are the first and last position of the outermost loop around a read in whose body the tensor is not made: it,
+    or the copy that is kept for the read, is needed until the loop ends.
     """
 
     tensor: int
@@ -57,6 +60,17 @@ class Access:
     times: int = 1
     sums: tuple[int, ...] = ()
     reduction: str = "sum"
+    held: tuple[int, int] | None = None
+
+    @property
+    def first(self) -> int:
+        """The position before which a copy that is kept for this read is made, if no other read needs it sooner."""
+        return self.at if self.held is None else self.held[0]
+
+    @property
+    def last(self) -> int:
+        """The position until which this read needs the tensor, or the copy that is kept for it."""
+        return self.at if self.held is None else self.held[1]
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,8 @@ class Assignment:
     pairs of a node and the number of its read: they move it again, and drop the copy after.
 
     `seconds` is predicted for the whole program, `move_seconds` for the moves alone; `received_bytes` is what a device
-    receives, `peak_bytes` what it holds at most; `bound_seconds` is a lower bound on the seconds of every assignment.
+    receives, `peak_bytes` what it holds at most; `bound_seconds` is a lower bound on the seconds of every assignment, 0
+    where nobody looked for one.
     """
 
     splits: tuple[Split, ...]
@@ -114,7 +129,9 @@ class Assignment:
     @property
     def gap(self) -> float:
         """By how much the seconds may exceed the best ones: 0.01 for one percent."""
-        return 0.0 if self.seconds <= self.bound_seconds else self.seconds / max(self.bound_seconds, 1e-30) - 1
+        if self.seconds <= self.bound_seconds:
+            return 0.0
+        return self.seconds / self.bound_seconds - 1 if self.bound_seconds > 0 else math.inf
 
 
 def access_layout(problem: Problem, node: Node, access: Access, split: Split) -> Layout:
@@ -125,16 +142,29 @@ def access_layout(problem: Problem, node: Node, access: Access, split: Split) ->
     >>> str(access_layout(problem, rows, rows.writes[0], (("x",), ("y",))))
     'f32[{x}2, {y}3]'
     """
-    tensor, mesh = problem.tensors[access.tensor], problem.mesh
+    tensor = problem.tensors[access.tensor]
+    digits = tuple(tuple((node.sizes[factor], split[factor]) for factor in factors) for factors in access.dims)
+    partial = tuple(name for factor in access.sums for name in split[factor])
+    return _lay_factors(problem.mesh, tensor.shape, tensor.dtype, digits, partial, access.reduction)
 
-    def lay_dim(size: int, factors: tuple[int, ...]) -> Dim:
+
+@lru_cache(maxsize=1 << 18)  # a program reads the same few layouts at thousands of places, each in many splits
+def _lay_factors(
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    dtype: str,
+    factors: tuple[tuple[tuple[int, tuple[str, ...]], ...], ...],
+    partial: tuple[str, ...],
+    reduction: str,
+) -> Layout:
+    def lay_dim(size: int, factors: tuple[tuple[int, tuple[str, ...]], ...]) -> Dim:
         digits: list[Digit] = []
-        for factor in factors:
-            axes = [SubAxis(name, 1, mesh.axes[name]) for name in split[factor]]
+        for factor, names in factors:
+            axes = [SubAxis(name, 1, mesh.axes[name]) for name in names]
             digits += [Digit(axis.size, axis) for axis in axes]
-            digits.append(Digit(node.sizes[factor] // math.prod(axis.size for axis in axes), None))
+            digits.append(Digit(factor // math.prod(axis.size for axis in axes), None))
         return Dim(tuple(digits) if factors else (Digit(size, None),), size)
 
-    dims = tuple(lay_dim(size, factors) for size, factors in zip(tensor.shape, access.dims, strict=True))
-    partial = tuple(SubAxis(name, 1, mesh.axes[name]) for factor in access.sums for name in split[factor])
-    return Layout(mesh, dims, tensor.dtype, access.reduction if partial else None, partial)
+    dims = tuple(lay_dim(size, dim) for size, dim in zip(shape, factors, strict=True))
+    sums = tuple(SubAxis(name, 1, mesh.axes[name]) for name in partial)
+    return Layout(mesh, dims, dtype, reduction if sums else None, sums)
