@@ -15,6 +15,7 @@ Each picture is drawn once, as a scene of areas, lines and words, and two painte
     paint_svg         a scene as SVG, without matplotlib: titles that a pointer shows, and the colours of the page
     paint_figure      scenes as a matplotlib figure: the only module that knows matplotlib
     pictures          `Plan.draw`: one picture or all of them on one figure
+    trade_off         what memory buys: seconds of a step against bytes, for choices of layouts
     plan_page         a plan as one page of HTML, of which the playground shows the parts, and as HTML in a notebook
 
 matplotlib is imported when the first figure is drawn.

@@ -7,6 +7,7 @@
     step_layouts  the layouts of all operations, as the choice hands them over
     emit          those layouts as one program on tiles, with the collectives of plans between them
     fixed_specs   what the caller fixes, by paths of arguments and results
+    explain       a choice in words: how arguments lie and are used, the dearest moves, those of a rival
     compiled_figures  what a compiled program takes: bytes, seconds of its collectives, peak, work
 
 Everything inside the emitted program is local: no compiler is left to decide what moves.

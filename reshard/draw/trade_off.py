@@ -1,0 +1,129 @@
+"""Seconds of a step against the memory that it may use, with what experts would take.
+
+3.1 ms ┤ ░░░░│              · tensor parallel        A choice needs its own peak, and is the best
+       │ ░░░░└────┐   · FSDP                         up to the budget at which another one fits:
+1.0 ms ┤ ░░░░     └─────────────                     a stair. Left of it nothing fits.
+       └─────┴────┴─────────────
+         16 GiB  32 GiB  64 GiB
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from reshard.draw.paint_svg import STANDALONE, paint_svg
+from reshard.draw.scene import (
+    FLOOR,
+    INK,
+    LINE,
+    PROMISE,
+    SMALL,
+    Area,
+    Lines,
+    Mark,
+    Point,
+    Scene,
+    Words,
+    add_words,
+    hatch_box,
+    measure_words,
+)
+from reshard.types.units import bytes_text, seconds_text
+
+_LEFT, _TOP, _WIDE, _HIGH, _EDGE = 70.0, 26.0, 460.0, 230.0, 24.0
+_DOT = 4.0
+_HIGHEST = 1.6  # What takes longer than this times the slowest choice is named at the upper edge.
+
+
+def paint_trade_off(
+    choices: Sequence[tuple[int, float]], others: Mapping[str, tuple[int, float]], budget: int | None
+) -> str:
+    """The picture as SVG with its title and caption, for a page or a file of its own."""
+    return paint_svg(add_words(draw_trade_off(choices, others, budget)), STANDALONE)
+
+
+def draw_trade_off(
+    choices: Sequence[tuple[int, float]], others: Mapping[str, tuple[int, float]], budget: int | None = None
+) -> Scene:
+    """A stair of the choices, each its bytes and seconds, a dot for each of the others, and a line at the budget."""
+    best: list[tuple[int, float]] = []
+    for size, seconds in sorted(choices):
+        # Among choices whose gap is not zero, one with more memory may take longer: it is no step of the stair.
+        if not best or seconds < best[-1][1]:
+            best.append((size, seconds))
+    sizes = [size for size, _ in [*best, *others.values()]] + ([budget] if budget else [])
+    slowest = max(seconds for _, seconds in best)
+    top = 1.2 * max([slowest, *(seconds for _, seconds in others.values() if seconds <= _HIGHEST * slowest)])
+    # A factor of two in memory is the same length everywhere; time starts at 0.
+    first, last = math.log2(min(sizes) * 0.85), math.log2(max(sizes) * 1.6)
+    right, bottom = _LEFT + _WIDE, _TOP + _HIGH
+
+    def place(size: float, seconds: float) -> Point:
+        across = (math.log2(size) - first) / (last - first)
+        return _LEFT + _WIDE * across, bottom - _HIGH * min(1.0, seconds / top)
+
+    marks: list[Mark] = []
+    wall = place(best[0][0], 0)[0]  # No choice needs less.
+    marks += hatch_box(_LEFT, _TOP, wall, bottom)
+    marks.append(Lines((((_LEFT, _TOP), (_LEFT, bottom)), ((_LEFT, bottom), (right, bottom)))))
+    ticks: list[tuple[Point, Point]] = []
+    # Steps of 1, 2 or 5 times a power of ten, such that there are three to six.
+    step = 10 ** math.floor(math.log10(top / 2))
+    step *= next(times for times in (1, 2, 5) if top / (step * times) <= 6)
+    for at in range(int(top / step) + 1):
+        y = bottom - _HIGH * at * step / top
+        ticks.append(((_LEFT - 4, y), (_LEFT, y)))
+        marks.append(Lines((((_LEFT, y), (right, y)),), INK, 0.6, 0.2))
+        marks.append(Words(_LEFT - 8, y, seconds_text(at * step), anchor="end"))
+    # Powers of two, or one tick if there is none in between.
+    powers = range(math.ceil(first), math.floor(last) + 1)
+    for power in [*powers] if powers else [round((first + last) / 2)]:
+        x = place(2.0**power, 0)[0]
+        ticks.append(((x, bottom), (x, bottom + 4)))
+        marks.append(Words(x, bottom + 14, bytes_text(2**power)))
+    marks.append(Lines(tuple(ticks)))
+    marks.append(Words(right, bottom + 14 + LINE, "memory at the peak of a device", anchor="end", faint=True))
+    corners = [(wall, _TOP), place(*best[0])]
+    for (_, before), (size, seconds) in pairwise(best):
+        corners += [place(size, before), place(size, seconds)]
+    corners.append((right, corners[-1][1]))
+    marks.append(Lines(tuple(pairwise(corners)), PROMISE, 2.2))
+    marks += [_draw_dot(place(*point), PROMISE, f"{_say_point(*point)}, chosen") for point in best]
+    if budget:
+        x = place(budget, 0)[0]
+        marks.append(Lines((((x, _TOP - 8), (x, bottom)),), FLOOR, 1.6, dashed=True))
+        marks.append(Words(x, _TOP - 16, f"budget {bytes_text(budget)}"))
+    # All others lie above the stair, so there is room for their names further up.
+    taken = [(x - 6, y, x + 6) for x, y in (place(*point) for point in others.values())]
+    for name, (size, seconds) in sorted(others.items(), key=lambda other: other[1][1]):
+        x, y = place(size, seconds)
+        text = f"{name}, {seconds_text(seconds)}" if seconds > top else name
+        wide = measure_words(text, SMALL)
+        start, level = (x - 9 - wide if x + wide + 10 > right else x + 9), y
+        while any(
+            abs(level - other) < LINE - 1 and start < end and begin < start + wide for begin, other, end in taken
+        ):
+            level -= LINE / 2
+        taken.append((start, level, start + wide))
+        if level != y:
+            marks.append(Lines((((x, y), (start - 1, level)),), INK, 0.8, 0.5))
+        marks.append(_draw_dot((x, y), INK, f"{name}: {_say_point(size, seconds)}"))
+        marks.append(Words(start, level, text, anchor="start"))
+    said = "; ".join(_say_point(*point) for point in best)
+    compared = "".join(f"; {name}: {_say_point(size, seconds)}" for name, (size, seconds) in others.items())
+    caption = "The stair is the best choice that fits; nothing fits on the hatched side. Dots are others, by the model."
+    return Scene(
+        right + _EDGE, bottom + 28 + LINE, tuple(marks), "time of a step against memory", caption, said + compared
+    )
+
+
+def _say_point(size: int, seconds: float) -> str:
+    return f"{seconds_text(seconds)} in {bytes_text(size)}"
+
+
+def _draw_dot(middle: Point, fill: str, title: str) -> Area:
+    x, y = middle
+    corners = [(x + _DOT * math.cos(turn * math.pi / 4), y + _DOT * math.sin(turn * math.pi / 4)) for turn in range(8)]
+    return Area((tuple(corners),), (fill,), title)
