@@ -1,0 +1,592 @@
+"""A step as a `Problem` of `synth.choice`, and what is chosen of it as the layouts of the step's operations.
+
+The nodes are clusters of operations, arguments with their next values, results, and each value that a loop carries, a
+conditional returns or a barrier holds. Sources, broadcasts of scalars and small values that are made of these alone
+have none: they are made whole, and whoever reads them takes its slice. Nor have scalars, which are whole, except those
+that are partial sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jax.extend.mlir.dialects import sdy as _sdy
+from jax.sharding import PartitionSpec
+
+from reshard.jax.layout_choice.clusters import Cluster, find_accumulators, find_clusters
+from reshard.jax.layout_choice.liveness import find_stored, list_needs
+from reshard.jax.layout_choice.op_rules import OpRule, is_source, is_zero
+from reshard.jax.layout_choice.op_work import count_flops, count_read_bytes
+from reshard.jax.layout_choice.step_flow import Branches, FlowOp, Loop, StepFlow, read_flow
+from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
+from reshard.jax.layout_choice.trace_step import TracedStep, read_spec
+from reshard.jax.stablehlo_pass.user_shardings import read_frames
+from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, Tensor, access_layout
+from reshard.types import dtypes
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+
+sdy: Any = _sdy
+BARRIER, CONSTRAINT, MANUAL = "stablehlo.optimization_barrier", "sdy.sharding_constraint", "sdy.manual_computation"
+SMALL_BYTES = 1 << 20  # values made of sources alone, which every device can make whole
+TIE_ROUNDS = 3  # how far around a node another must look the same to be split alike
+
+# Which node reads or writes an operand or a result, and how; None where it is whole.
+View = tuple[int, Access] | None
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """What is chosen among for a step: the problem, and where its tensors are in the step.
+
+    `arguments` and `results` have the tensor of each, -1 for a scalar, and for a result that is made of sources.
+    `unknown_trips` are the loops that are counted as one trip.
+    """
+
+    problem: Problem
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    unknown_trips: tuple[int, ...]
+    values: Problem = field(repr=False)
+    ends: tuple[tuple[View, ...], tuple[View, ...]] = field(repr=False)
+    views: Mapping[int, tuple[tuple[View, ...], tuple[View, ...]]] = field(repr=False)
+    flow: StepFlow = field(repr=False)
+    uses: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = field(repr=False)
+
+    def spell_layouts(self, chosen: Assignment) -> StepLayouts:
+        """The layouts that an assignment gives to the step's arguments, results and operations."""
+        nodes = self.problem.nodes
+
+        def lay(value: int, view: View) -> Layout:
+            if view is None:
+                shape = self.flow.values[value].shape
+                whole = Access(value, ((),) * len(shape), 0)
+                return access_layout(self.values, _NOTHING, whole, ())
+            return access_layout(self.values, nodes[view[0]], view[1], chosen.splits[view[0]])
+
+        anew: dict[int, set[int]] = {}
+        for read in chosen.anew:
+            for op, place in self.uses.get(read, ()):
+                anew.setdefault(op, set()).add(place)
+        operations: dict[int, OpLayouts] = {}
+        for at, (operands, results) in self.views.items():
+            op = self.flow.ops[at]
+            operations[at] = OpLayouts(
+                tuple(lay(value, view) for value, view in zip(op.operands, operands, strict=True)),
+                tuple(lay(value, view) for value, view in zip(op.results, results, strict=True)),
+                frozenset(anew.get(at, ())),
+            )
+        first, last = self.ends
+        return StepLayouts(
+            tuple(lay(value, view) for value, view in zip(self.flow.arguments, first, strict=True)),
+            tuple(lay(value, view) for value, view in zip(self.flow.returned, last, strict=True)),
+            operations,
+        )
+
+
+_NOTHING = Node("", (), frozenset(), (), ())
+
+
+@dataclass
+class _NodeDraft:
+    """A node as it is made: what it reads is by value, with all the places where it does."""
+
+    name: str
+    sizes: tuple[int, ...]
+    splittable: frozenset[int]
+    kinds: tuple[str, ...] = ()
+    reads: dict[tuple[int, tuple[tuple[int, ...], ...], tuple[int, ...]], list[tuple[int, int, int]]] = field(
+        default_factory=dict[tuple[int, tuple[tuple[int, ...], ...], tuple[int, ...]], list[tuple[int, int, int]]]
+    )
+    writes: list[Access] = field(default_factory=list[Access])
+    flops: float = 0.0
+    moved: float = 0.0
+    times: int = 1
+    only: tuple[Split, ...] | None = None
+    in_place: bool = False
+
+
+def build_graph(
+    step: TracedStep,
+    rules: Mapping[int, OpRule],
+    mesh: Mesh,
+    fixed_arguments: Mapping[int, PartitionSpec] | None = None,
+    fixed_results: Mapping[int, PartitionSpec] | None = None,
+) -> StepGraph:
+    """What is chosen among for a step on a mesh.
+
+    `fixed_arguments` and `fixed_results` give specs by number; dims that are UNCONSTRAINED there stay
+    free. A result that is an argument's next value has the argument's layout, unless its own is given.
+    """
+    with step.module.context:
+        return _GraphBuilder(step, rules, mesh, dict(fixed_arguments or {}), dict(fixed_results or {})).build()
+
+
+class _GraphBuilder:
+    def __init__(
+        self,
+        step: TracedStep,
+        rules: Mapping[int, OpRule],
+        mesh: Mesh,
+        fixed_arguments: dict[int, PartitionSpec],
+        fixed_results: dict[int, PartitionSpec],
+    ) -> None:
+        self.step, self.mesh = step, mesh
+        self.fixed_arguments, self.fixed_results = fixed_arguments, fixed_results
+        self.flow = flow = read_flow(step)
+        self.free = self._find_free(rules)
+        self.rules = {
+            at: rule
+            for at, rule in rules.items()
+            if not self.free.issuperset(flow.ops[at].results) and flow.ops[at].name != CONSTRAINT
+        }
+        self.stored = find_stored(flow)
+        self.needs = list_needs(flow, self.stored)
+        self.end = len(step.ops)
+        self.drafts: list[_NodeDraft] = []
+        self.tensors: dict[int, int] = {}  # by value
+        self.born: dict[int, int] = {}
+        self.aliases: set[int] = set()  # values in another's memory
+        self.views: dict[int, tuple[list[View], list[View]]] = {
+            at: ([None] * len(op.operands), [None] * len(op.results)) for at, op in flow.ops.items()
+        }
+        self.argument_views: list[View] = [None] * len(flow.arguments)
+        self.result_views: list[View] = [None] * len(flow.returned)
+        # The last position at which a value is needed, by whatever is made of it in the same memory.
+        self.dies: dict[int, int] = {}
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def _find_free(self, rules: Mapping[int, OpRule]) -> frozenset[int]:
+        """What costs nothing in any layout: sources, broadcasts of scalars, and what is small and made of these."""
+        flow, free = self.flow, set[int]()
+        for at, op in sorted(flow.ops.items()):
+            if is_source(self.step.ops[at]):
+                free.update(op.results)
+            elif at in rules and all(flow.values[result].shape for result in op.results) and op.operands:
+                inputs = all(value in free or not flow.values[value].shape for value in op.operands)
+                size = sum(self._count_bytes(result) for result in op.results)
+                cheap = op.name.startswith(("stablehlo", "chlo")) and not op.name.endswith(("rng_bit_generator", "rng"))
+                if inputs and cheap and (op.name == "stablehlo.broadcast_in_dim" or size <= SMALL_BYTES):
+                    free.update(op.results)
+        return frozenset(free)
+
+    def _count_bytes(self, value: int) -> int:
+        each = self.flow.values[value]
+        return dtypes.nbytes(each.elements, each.dtype)
+
+    def _is_tensor(self, value: int) -> bool:
+        return value not in self.free and bool(self.flow.values[value].shape)
+
+    def _number(self, value: int) -> int:
+        return self.tensors.setdefault(value, len(self.tensors))
+
+    # ---- drafts ------------------------------------------------------------------------------------------------------
+
+    def _add_dims_node(self, name: str, value: int, times: int = 1) -> int:
+        """A node that is split along the dims of one value."""
+        shape = self.flow.values[value].shape
+        axes = [size for size in self.mesh.axes.values() if size > 1]
+        splittable = frozenset(at for at, size in enumerate(shape) if any(size % axis == 0 for axis in axes))
+        self.drafts.append(_NodeDraft(name, shape, splittable, times=times))
+        return len(self.drafts) - 1
+
+    def _dims_view(self, node: int, value: int, sums: tuple[int, ...] = ()) -> tuple[int, Access]:
+        return node, Access(value, tuple((at,) for at in range(len(self.flow.values[value].shape))), 0, sums=sums)
+
+    def _read(self, view: tuple[int, Access], op: int, place: int, at: int) -> None:
+        """Enters that a node reads a value for an operand, and until when the operand is needed."""
+        node, access = view
+        key = access.tensor, access.dims, access.sums
+        self.drafts[node].reads.setdefault(key, []).append((op, place, at))
+
+    def _write(self, view: tuple[int, Access], at: int, times: int) -> None:
+        node, access = view
+        self.born[access.tensor] = at
+        self.drafts[node].writes.append(replace(access, at=at, times=times))
+
+    # ---- the parts of a step -----------------------------------------------------------------------------------------
+
+    def build(self) -> StepGraph:
+        flow = self.flow
+        for at, value in enumerate(flow.arguments):
+            if self._is_tensor(value):
+                self._add_argument(at, value)
+        loops = {loop.op.number: loop for loop in flow.loops}
+        branches = {each.op.number: each for each in flow.branches}
+        for at, op in sorted(flow.ops.items()):
+            if at in loops:
+                self._add_loop(loops[at])
+            elif at in branches:
+                self._add_branches(branches[at])
+            elif op.name in (BARRIER, CONSTRAINT):
+                self._add_slots(op)
+            elif op.name == MANUAL:
+                self._add_manual(op)
+        for cluster in find_clusters(flow, self.rules, self.mesh, self.free):
+            self._add_cluster(cluster)
+        carried = dict(self.step.carried)
+        for at, value in enumerate(flow.returned):
+            if self._is_tensor(value):
+                self._add_result(at, value, carried.get(at))
+        self._read_scalars()
+        return self._finish()
+
+    def _add_argument(self, at: int, value: int) -> None:
+        given = self.step.arguments[at]
+        node = self._add_dims_node(given.name, value)
+        if at in self.fixed_arguments:
+            self.drafts[node].only = list_splits_of_spec(self.fixed_arguments[at], given.shape, self.mesh)
+        self.argument_views[at] = self._dims_view(node, value)
+        self._write(self._dims_view(node, value), 0, 1)
+        if at not in self.step.donated:
+            self.dies[value] = self.end
+
+    def _add_result(self, at: int, value: int, argument: int | None) -> None:
+        flow, named = self.flow, self.step.results[at].name
+        fixed = self.fixed_results.get(at)
+        view = None if argument is None or fixed is not None else self.argument_views[argument]
+        if view is None:
+            node = self._add_dims_node(f"result {named}", value)
+            if fixed is not None:
+                self.drafts[node].only = list_splits_of_spec(fixed, flow.values[value].shape, self.mesh)
+            view = self._dims_view(node, value)
+        self.result_views[at] = view = view[0], replace(view[1], tensor=value)
+        last = self.end - 1
+        self.views[last][0][at] = view
+        if (view[0], view[1].dims) != self._written_by(value):
+            self._read(view, last, at, last)
+        else:
+            self.dies[value] = self.end
+
+    def _written_by(self, value: int) -> tuple[int, tuple[tuple[int, ...], ...]] | None:
+        """The node of an argument that writes a value and, as a result, would read it."""
+        if value in self.flow.arguments:
+            view = self.argument_views[self.flow.arguments.index(value)]
+            return None if view is None else (view[0], view[1].dims)
+        return None
+
+    def _add_loop(self, loop: Loop) -> None:
+        """One node for each value that a loop carries."""
+        op, flow = loop.op, self.flow
+        trips = op.times * (loop.trips or 1)
+        sum_ups = find_accumulators(flow, loop)
+        carried = zip(op.operands, loop.arguments, loop.returned, op.results, strict=True)
+        for place, (start, argument, returned, result) in enumerate(carried):
+            if not flow.values[argument].shape:
+                continue
+            node = self._add_dims_node(f"{self._name(op.number)} carries {place}", argument, op.times)
+            sums: tuple[int, ...] = ()
+            if argument in sum_ups and (start not in self.free or is_zero(self.step.ops[op.number].operands[place])):
+                draft = self.drafts[node]
+                sums = (len(draft.sizes),)
+                draft.sizes, draft.splittable = (*draft.sizes, 0), draft.splittable | set(sums)
+            view = self._dims_view(node, argument, sums)
+            self.views[op.number][0][place] = node, replace(view[1], tensor=start)
+            self.views[op.number][1][place] = node, replace(view[1], tensor=result)
+            unchanged = returned == argument
+            if self._is_tensor(start):
+                self._read((node, replace(view[1], tensor=start)), op.number, place, op.number)
+                if unchanged:  # The loop, and who reads its result, read where it began.
+                    last = max([op.last, *(self.needs[reader] for reader, _ in flow.readers[result])])
+                    self._read((node, replace(view[1], tensor=start)), -1, -1, last)
+            self._write(view, op.number, trips)
+            self.dies[argument] = op.last - 1
+            if unchanged:
+                self.aliases |= {argument, result} if self._is_tensor(start) else {result}
+            elif self._is_tensor(returned):
+                self._read((node, replace(view[1], tensor=returned)), -1, -1, op.last)
+                self.drafts[node].times = op.times
+                last = max([0, *(self.needs[reader] for reader, _ in flow.readers[argument])])
+                maker = flow.values[returned].maker
+                if maker >= last:  # It takes the place of the old one.
+                    self.aliases.add(returned)
+            self._write((node, replace(view[1], tensor=result)), op.last, op.times)
+
+    def _add_branches(self, branches: Branches) -> None:
+        """One node for each result of a conditional, which reads what every branch returns for it."""
+        op = branches.op
+        for place, result in enumerate(op.results):
+            if not self.flow.values[result].shape:
+                continue
+            view = self._dims_view(self._add_dims_node(self._name(op.number), result, op.times), result)
+            self.views[op.number][1][place] = view
+            self._write(view, op.last, op.times)
+            for returned in branches.returned:
+                if self._is_tensor(returned[place]):
+                    self._read((view[0], replace(view[1], tensor=returned[place])), -1, -1, op.last)
+
+    def _add_slots(self, op: FlowOp) -> None:
+        """One node for each operand that an operation hands on as it is; the result lies in the operand's memory."""
+        for place, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
+            if not self.flow.values[result].shape:
+                continue
+            node = self._add_dims_node(self._name(op.number), result, op.times)
+            view = self._dims_view(node, result)
+            if op.name == CONSTRAINT:
+                spec = read_spec(self.step.ops[op.number].attributes["sharding"])
+                self.drafts[node].only = (
+                    None if spec is None else list_splits_of_spec(spec, self.drafts[node].sizes, self.mesh)
+                )
+            self.views[op.number][0][place] = node, replace(view[1], tensor=operand)
+            self.views[op.number][1][place] = view
+            if self._is_tensor(operand):
+                taken = node, replace(view[1], tensor=operand)
+                last = max([op.number, *(self.needs[reader] for reader, _ in self.flow.readers[result])])
+                self._read(taken, op.number, place, op.number)
+                self._read(taken, -1, -1, last)
+                self.aliases.add(result)
+            self._write(view, op.number, op.times)
+
+    def _add_manual(self, op: FlowOp) -> None:
+        """A user's `shard_map`: its layouts are given, over all axes; what is not manual is whole."""
+        attributes = self.step.ops[op.number].attributes
+        draft = _NodeDraft(self._name(op.number), (), frozenset(), (op.name,), times=op.times)
+        self.drafts.append(draft)
+        node, split = len(self.drafts) - 1, list[tuple[str, ...]]()
+        sides = ("in_shardings", op.operands, 0), ("out_shardings", op.results, 1)
+        for name, values, side in sides:
+            shardings = sdy.TensorShardingPerValueAttr(attributes[name]).shardings
+            for place, (value, sharding) in enumerate(zip(values, shardings, strict=True)):
+                spec = read_spec(sharding) or PartitionSpec()
+                dims: list[tuple[int, ...]] = []
+                for at, size in enumerate(self.flow.values[value].shape):
+                    dims.append((len(split),))
+                    split.append(_read_entry(spec[at] if at < len(spec) else None) or ())
+                    draft.sizes += (size,)
+                view = node, Access(value, tuple(dims), op.number)
+                self.views[op.number][side][place] = view
+                if side:
+                    self._write(view, op.number, op.times)
+                elif self._is_tensor(value):
+                    self._read(view, op.number, place, op.number)
+        draft.only = (tuple(split),)
+
+    def _add_cluster(self, cluster: Cluster) -> None:
+        flow, inner = self.flow, {value for at in cluster.ops for value in self.flow.ops[at].results}
+        first = flow.ops[cluster.ops[0]]
+        kinds = tuple(flow.ops[at].name for at in cluster.ops)
+        draft = _NodeDraft(self._name(cluster.ops[0]), cluster.sizes, cluster.splittable, kinds, times=first.times)
+        draft.in_place = len(cluster.ops) > 1 or first.name.rpartition(".")[2] not in ("dot_general", "convolution")
+        extra = ()
+        if cluster.sums:
+            extra = (len(cluster.sizes),)
+            draft.sizes, draft.splittable = (*draft.sizes, 0), draft.splittable | set(extra)
+        node = len(self.drafts)
+        self.drafts.append(draft)
+        partial = set[int]()  # what the cluster writes as a sum
+        for at in cluster.ops:
+            op, rule, own = flow.ops[at], self.rules[at], cluster.factors[at]
+            draft.flops += count_flops(self.step.ops[at], op, flow)
+            sums = tuple(sorted({own[factor] for factor in rule.reduced & rule.splittable} & cluster.splittable))
+            for place, (operand, dims) in enumerate(zip(op.operands, rule.operands, strict=True)):
+                view = node, Access(operand, tuple(tuple(own[f] for f in dim) for dim in dims), at)
+                if (at, place) in cluster.sums or (extra and operand in inner):
+                    view = node, replace(view[1], sums=extra)
+                self.views[at][0][place] = view
+                # What the cluster itself has written as a sum it may read whole: a softmax, for example.
+                outside = operand not in inner or (operand in partial and not view[1].sums)
+                if outside and operand not in self.free and (flow.values[operand].shape or view[1].sums):
+                    self._read(view, at, place, self.needs[at])
+                    draft.moved += count_read_bytes(op, place, flow)
+            for place, (result, dims) in enumerate(zip(op.results, rule.results, strict=True)):
+                view = node, Access(result, tuple(tuple(own[f] for f in dim) for dim in dims), at)
+                view = node, replace(view[1], sums=(*sums, *extra), reduction=rule.reduction)
+                self.views[at][1][place] = view
+                if view[1].sums:
+                    partial.add(result)
+                self._write(view, at, op.times)
+                if result in self.stored:
+                    draft.moved += self._count_bytes(result)
+
+    def _read_scalars(self) -> None:
+        """One node that reads every scalar that is a partial sum, and is whole for those who need it whole."""
+        node = len(self.drafts)
+        self.drafts.append(_NodeDraft("scalars", (), frozenset()))
+        partial = {access.tensor for draft in self.drafts for access in draft.writes if access.sums}
+        for value in sorted(partial):
+            if self.flow.values[value].shape:
+                continue
+            for reader, place in self.flow.readers[value]:
+                view = self.views[reader][0][place]
+                if view is None or not view[1].sums:
+                    self._read((node, Access(value, (), reader)), reader, place, reader)
+                    break
+
+    def _finish(self) -> StepGraph:
+        flow = self.flow
+        read = {key[0] for draft in self.drafts for key in draft.reads}
+        kept = read | {value for value in self.born if value in self.stored and flow.values[value].shape}
+        kept |= set(flow.arguments)
+        last: dict[int, int] = {}
+        nodes: list[Node] = []
+        uses: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        for at, draft in enumerate(self.drafts):
+            reads: list[Access] = []
+            for (value, dims, sums), places in draft.reads.items():
+                positions = [self._place_read(value, op, until) for op, _, until in places]
+                first, until = min(each[0] for each in positions), max(each[1] for each in positions)
+                last[value] = max(last.get(value, -1), until)
+                times = max((flow.ops[op].times for op, _, _ in places if op >= 0), default=draft.times)
+                uses[at, len(reads)] = tuple((op, place) for op, place, _ in places if place >= 0)
+                reads.append(Access(self._number(value), dims, first, times, sums))
+                if until > first:
+                    reads.append(Access(self._number(value), dims, until, times, sums))
+            writes = tuple(
+                replace(access, tensor=self._number(access.tensor)) for access in draft.writes if access.tensor in kept
+            )
+            nodes.append(
+                Node(
+                    draft.name,
+                    draft.sizes,
+                    draft.splittable,
+                    tuple(reads),
+                    writes,
+                    draft.flops,
+                    draft.moved,
+                    draft.times,
+                    draft.only,
+                )
+            )
+        tensors: list[Tensor] = []
+        for value in self.tensors:
+            each = flow.values[value]
+            born = self.born[value]
+            dies = max(born, last.get(value, -1), self.dies.get(value, -1), *self._list_needs(value))
+            if value in self.aliases or (value not in self.stored and each.maker >= 0):
+                dies = born - 1
+            tensors.append(Tensor(self._name_value(value), each.shape, each.dtype, born, dies))
+        nodes = [
+            replace(node, reuses=_pair_reuses(node, tensors)) if self.drafts[at].in_place else node
+            for at, node in enumerate(nodes)
+        ]
+        nodes = tie_alike(nodes, tensors, [draft.kinds for draft in self.drafts])
+        number = {value: at for value, at in self.tensors.items()}
+        return StepGraph(
+            Problem(self.mesh, tuple(tensors), tuple(nodes)),
+            tuple(number.get(value, -1) for value in flow.arguments),
+            tuple(number.get(value, -1) for value in flow.returned),
+            tuple(loop.op.number for loop in flow.loops if loop.trips is None),
+            Problem(self.mesh, tuple(Tensor("", each.shape, each.dtype, 0, 0) for each in flow.values), ()),
+            (tuple(self.argument_views), tuple(self.result_views)),
+            {at: (tuple(operands), tuple(results)) for at, (operands, results) in self.views.items()},
+            flow,
+            uses,
+        )
+
+    def _list_needs(self, value: int) -> list[int]:
+        return [-1, *(self.needs[reader] for reader, _ in self.flow.readers[value])]
+
+    def _place_read(self, value: int, op: int, until: int) -> tuple[int, int]:
+        """From where to where a read needs a value: in loops around it that make the value outside, until they end."""
+        first, inside = (until if op < 0 else op), self.flow.ops[op].inside if op >= 0 else -1
+        while inside >= 0 and inside != self.flow.values[value].inside:
+            first, until = inside, max(until, self.flow.ops[inside].last)
+            inside = self.flow.ops[inside].inside
+        return first, until
+
+    def _name(self, at: int) -> str:
+        """An operation in words: its kind, and the innermost line of the user's that wrote it."""
+        frames = read_frames(self.step.ops[at].location)
+        kind = self.flow.ops[at].name.rpartition(".")[2]
+        return f"{kind} {frames[0].file.rpartition('/')[2]}:{frames[0].line}" if frames else kind
+
+    def _name_value(self, value: int) -> str:
+        maker = self.flow.values[value].maker
+        if value in self.flow.arguments:
+            return self.step.arguments[self.flow.arguments.index(value)].name
+        return self._name(maker if maker >= 0 else max(self.flow.values[value].inside, 0))
+
+
+def list_splits_of_spec(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> tuple[Split, ...] | None:
+    """The splits along the dims of a value that a spec allows; None, all of them, where none is even on this mesh.
+
+    >>> list_splits_of_spec(PartitionSpec("x", PartitionSpec.UNCONSTRAINED), (8, 6), Mesh(x=4, y=2))
+    ((('x',), ()), (('x',), ('y',)))
+    """
+    dims = [_read_entry(spec[at] if at < len(spec) else None) for at in range(len(shape))]
+    used = {axis for names in dims for axis in names or ()}
+    if not used <= mesh.axes.keys():
+        return None
+    left = [axis for axis, size in mesh.axes.items() if axis not in used and size > 1]
+    open_dims = [at for at, names in enumerate(dims) if names is None]
+    found: list[Split] = []
+    for owners in itertools.product([-1, *open_dims], repeat=len(left)):
+        given = list(zip(left, owners, strict=True))
+        split = [
+            tuple(axis for axis, owner in given if owner == at) if names is None else names
+            for at, names in enumerate(dims)
+        ]
+        pieces = [math.prod(mesh.axes[axis] for axis in names) for names in split]
+        if all(size % count == 0 for size, count in zip(shape, pieces, strict=True)):
+            found.append(tuple(split))
+    return tuple(found) or None
+
+
+def _read_entry(entry: Any) -> tuple[str, ...] | None:
+    """The axes of a dim as a spec has them; None where the dim is free."""
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return None
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def _pair_reuses(node: Node, tensors: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    """What is written in the place of what is read last there: one read for each write."""
+    pairs: list[tuple[int, int]] = []
+    taken = set[int]()
+    for w, write in enumerate(node.writes):
+        made = tensors[write.tensor]
+        for r, read in enumerate(node.reads):
+            old = tensors[read.tensor]
+            same = (old.shape, old.dtype, read.dims) == (made.shape, made.dtype, write.dims)
+            if same and old.dies == made.born and read.tensor not in taken and made.dies >= made.born:
+                pairs.append((r, w))
+                taken.add(read.tensor)
+                break
+    return tuple(pairs)
+
+
+def tie_alike(nodes: Sequence[Node], tensors: Sequence[Tensor], kinds: Sequence[tuple[str, ...]]) -> list[Node]:
+    """The nodes, with a tie between those that look the same as far as `TIE_ROUNDS` tensors away: repeated layers."""
+
+    def describe(access: Access) -> tuple[Any, ...]:
+        tensor = tensors[access.tensor]
+        return tensor.shape, tensor.dtype, access.dims, access.sums, access.reduction, access.times
+
+    writer = {access.tensor: (at, describe(access)) for at, node in enumerate(nodes) for access in node.writes}
+    readers: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
+    for at, node in enumerate(nodes):
+        for access in node.reads:
+            readers.setdefault(access.tensor, []).append((at, describe(access)))
+    colours = [
+        hash(
+            (
+                kinds[at], node.sizes, node.splittable, node.flops, node.bytes_per_run, node.times, node.only,
+                tuple(map(describe, node.reads)), tuple(map(describe, node.writes)),
+            )
+        )
+        for at, node in enumerate(nodes)
+    ]  # fmt: skip
+    for _ in range(TIE_ROUNDS):
+        around: list[int] = []
+        for at, node in enumerate(nodes):
+            above = [(colours[writer[access.tensor][0]], writer[access.tensor][1]) for access in node.reads]
+            below = [
+                frozenset(Counter((colours[reader], how) for reader, how in readers.get(access.tensor, ())).items())
+                for access in node.writes
+            ]
+            around.append(hash((colours[at], tuple(above), tuple(below))))
+        colours = around
+    counts = Counter(colours)
+    names: dict[int, str] = {}
+    tied: list[Node] = []
+    for at, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
+        if counts[colour] > 1:
+            node = replace(node, tie=names.setdefault(colour, f"{at} {node.name}"))
+        tied.append(node)
+    return tied

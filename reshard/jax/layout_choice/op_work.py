@@ -1,0 +1,52 @@
+"""What operations take on one device, as far as it depends on shapes: floating-point operations, and bytes read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jax.extend.mlir.dialects import stablehlo as _stablehlo
+
+from reshard.jax.layout_choice.step_flow import FlowOp, StepFlow
+from reshard.lower.to_stablehlo import Operation
+from reshard.types import dtypes
+
+stablehlo: Any = _stablehlo
+_FACTORING = ("stablehlo.cholesky", "stablehlo.triangular_solve", "stablehlo.custom_call")
+_SLICING = ("stablehlo.slice", "stablehlo.dynamic_slice", "stablehlo.gather")
+
+
+def count_flops(op: Operation, placed: FlowOp, flow: StepFlow) -> float:
+    """The floating-point operations of one run: a multiplication and an addition are two."""
+    if not placed.results:
+        return 0.0
+    made = flow.values[placed.results[0]].elements
+    shapes = [flow.values[operand].shape for operand in placed.operands]
+    match placed.name.removeprefix("stablehlo."):
+        case "dot_general":
+            numbers: Any = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+            return 2.0 * made * math.prod(shapes[0][dim] for dim in list[int](numbers.lhs_contracting_dimensions))
+        case "convolution":
+            numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+            return 2.0 * made * math.prod(shapes[1]) / max(1, shapes[1][int(numbers.kernel_output_feature_dimension)])
+        case "fft":
+            return 5.0 * made * math.log2(max(2, math.prod(list[int](op.attributes["fft_length"]))))
+        case "sort":
+            return made * math.log2(max(2, made))
+        case "reduce" | "reduce_window" | "scatter" | "select_and_scatter":
+            return float(max(math.prod(shape) for shape in shapes))
+        case _:
+            if placed.name in _FACTORING and shapes and len(shapes[0]) > 1:
+                return float(math.prod(shapes[0]) * min(shapes[0][-2:]))
+            return float(made)
+
+
+def count_read_bytes(placed: FlowOp, place: int, flow: StepFlow) -> int:
+    """The bytes of an operand that one run reads; slices read what they take, updates what they write."""
+    value = flow.values[placed.operands[place]]
+    elements = value.elements
+    if place == 0 and placed.name in _SLICING:
+        elements = min(elements, flow.values[placed.results[0]].elements)
+    if place == 0 and placed.name in ("stablehlo.dynamic_update_slice", "stablehlo.scatter"):
+        elements = min(elements, flow.values[placed.operands[-1 if placed.name.endswith("scatter") else 1]].elements)
+    return dtypes.nbytes(elements, value.dtype)

@@ -1,0 +1,182 @@
+"""A step as plain data: which operation reads and writes which values, how often it runs, what its loops carry.
+
+Values are numbered; the arguments of a loop's condition are those of its body. Operations have their numbers in
+`TracedStep.ops`. Nobody looks into regions that are part of an operation: what a reduce applies, a user's `shard_map`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from reshard.jax.layout_choice.trace_step import TracedStep
+from reshard.jax.stablehlo_pass.shardy import read_dtype
+from reshard.lower.to_stablehlo import Operation, Value, ir, list_operations
+from reshard.types import dtypes
+
+WHILE, CASE, IF, RETURN = "stablehlo.while", "stablehlo.case", "stablehlo.if", ("func.return", "stablehlo.return")
+
+
+@dataclass(frozen=True)
+class FlowValue:
+    """A value: its shape and dtype, the operation that makes it (-1 for an argument of the step), and in which loop or
+    branch it is (the number of that operation; -1 outside).
+
+    Tokens and the like, which are no tensors, are scalars here.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    maker: int
+    inside: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class FlowOp:
+    """An operation: its values, how often it runs, in which loop or branch it is, and the last operation inside it."""
+
+    number: int
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    times: int
+    inside: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop: for each value that it carries what it starts with, what its body takes, returns, and what comes out."""
+
+    op: FlowOp
+    trips: int | None
+    arguments: tuple[int, ...]
+    returned: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Branches:
+    """A conditional, and what each of its branches returns."""
+
+    op: FlowOp
+    returned: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class StepFlow:
+    values: tuple[FlowValue, ...]
+    ops: dict[int, FlowOp]
+    loops: tuple[Loop, ...]
+    branches: tuple[Branches, ...]
+    arguments: tuple[int, ...]
+    returned: tuple[int, ...]
+    readers: tuple[tuple[tuple[int, int], ...], ...]
+    """For each value, the operations that read it and the number of the operand; returns are among them."""
+
+
+def name_operations(names: str) -> frozenset[str]:
+    """The full names of operations of StableHLO that a text has without their prefix."""
+    return frozenset(f"stablehlo.{name}" for name in names.split())
+
+
+def read_flow(step: TracedStep) -> StepFlow:
+    """The flow of a step, regions of loops and conditionals included."""
+    values: list[FlowValue] = []
+    numbers: dict[Value, int] = {}
+    ops: dict[int, FlowOp] = {}
+    loops: list[Loop] = []
+    branches: list[Branches] = []
+
+    def add_value(value: Value, maker: int, inside: int) -> int:
+        shape, dtype = (), "int32"
+        if isinstance(value.type, ir.RankedTensorType):
+            shape, dtype = tuple(value.type.shape), dtypes.canonical(read_dtype(str(value.type.element_type)))
+        numbers[value] = len(values)
+        values.append(FlowValue(shape, dtype, maker, inside))
+        return numbers[value]
+
+    def visit(block: Any, number: int, inside: int, times: int) -> tuple[int, tuple[int, ...]]:
+        """The number after the last operation of a block, and what the block returns."""
+        operands: tuple[int, ...] = ()
+        for view in block.operations:
+            op = view.operation
+            at, operands = number, tuple(numbers[operand] for operand in op.operands)
+            number += 1
+            if op.name == WHILE:
+                cond, body = (region.blocks[0] for region in op.regions)
+                trips = count_trips(op)
+                arguments = tuple(add_value(argument, at, at) for argument in body.arguments)
+                numbers.update(zip(cond.arguments, arguments, strict=True))
+                number, _ = visit(cond, number, at, times * (trips or 1))
+                number, returned = visit(body, number, at, times * (trips or 1))
+                results = tuple(add_value(result, at, inside) for result in op.results)
+                ops[at] = FlowOp(at, op.name, operands, results, times, inside, number - 1)
+                loops.append(Loop(ops[at], trips, arguments, returned))
+                continue
+            if op.name in (CASE, IF):
+                each: list[tuple[int, ...]] = []
+                for region in op.regions:
+                    number, returned = visit(region.blocks[0], number, at, times)
+                    each.append(returned)
+                results = tuple(add_value(result, at, inside) for result in op.results)
+                ops[at] = FlowOp(at, op.name, operands, results, times, inside, number - 1)
+                branches.append(Branches(ops[at], tuple(each)))
+                continue
+            if len(op.regions):
+                number += len(list_operations(op))
+            results = tuple(add_value(result, at, inside) for result in op.results)
+            ops[at] = FlowOp(at, op.name, operands, results, times, inside, number - 1)
+        return number, operands
+
+    block = step.main.regions[0].blocks[0]
+    arguments = tuple(add_value(argument, -1, -1) for argument in block.arguments)
+    _, returned = visit(block, 0, -1, 1)
+    readers: list[list[tuple[int, int]]] = [[] for _ in values]
+    for at in sorted(ops):
+        for place, operand in enumerate(ops[at].operands):
+            readers[operand].append((at, place))
+    return StepFlow(
+        tuple(values), ops, tuple(loops), tuple(branches), arguments, returned, tuple(tuple(each) for each in readers)
+    )
+
+
+def count_trips(loop: Operation) -> int | None:
+    """How often the body of a `stablehlo.while` runs; None if that is not known.
+
+    It is known of loops that count from a constant to a constant by a constant, as those of `jax.lax.scan` do.
+    """
+    cond, body = (region.blocks[0] for region in loop.regions)
+    compare = list(cond.operations)[-1].operands[0].owner
+    if isinstance(compare, ir.Block) or compare.operation.name != "stablehlo.compare":
+        return None
+    returned = list(list(body.operations)[-1].operands)
+
+    def read_constant(value: Value) -> int | None:
+        """The number that a scalar is throughout the loop."""
+        if isinstance(value.owner, ir.Block):
+            at = value.arg_number
+            unchanged = value.owner in (cond, body) and returned[at] == body.arguments[at]
+            return read_constant(loop.operands[at]) if unchanged else None
+        maker = value.owner.operation
+        if maker.name != "stablehlo.constant" or not isinstance(maker.attributes["value"], ir.DenseIntElementsAttr):
+            return None
+        return int(ir.DenseIntElementsAttr(maker.attributes["value"])[0])
+
+    counter, bound = compare.operation.operands
+    limit, direction = read_constant(bound), str(compare.operation.attributes["comparison_direction"])
+    if not isinstance(counter.owner, ir.Block) or counter.owner != cond or limit is None:
+        return None
+    start, after = read_constant(loop.operands[counter.arg_number]), returned[counter.arg_number].owner
+    if start is None or isinstance(after, ir.Block) or after.operation.name != "stablehlo.add":
+        return None
+    terms = list(after.operation.operands)
+    by = [read_constant(term) for term in terms if term != body.arguments[counter.arg_number]]
+    if len(by) != 1 or by[0] is None or by[0] < 1 or not (" LT" in direction or " LE" in direction):
+        return None
+    inclusive = " LE" in direction
+    return max(0, -(-(limit + inclusive - start) // by[0]))
