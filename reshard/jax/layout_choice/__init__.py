@@ -3,6 +3,10 @@
     trace_step    the program as one StableHLO function, and what its arguments and results are called
     op_rules      which dims of an operation's operands and results go together
     localize      one operation on the tiles of one device
+    step_flow     the program as plain data: values, loops, how often what runs
+    clusters      which operations are split alike
+    liveness      which values lie in memory, and until when
+    op_work       the operations and bytes that an operation takes
     graph         the program as a `Problem` of `synth.choice`, and an `Assignment` as the layouts of its operations
     step_layouts  the layouts of all operations, as the choice hands them over
     emit          those layouts as one program on tiles, with the collectives of plans between them

@@ -83,6 +83,7 @@ class _Factors:
             if any(not self.apart[x].isdisjoint(right) for x in left):
                 return False
             both = left | right
+            # All pairs are checked before any is united.
             group.update(dict.fromkeys(both, both))
             joined.append((a, b))
         for a, b in joined:
@@ -165,15 +166,13 @@ class _Clusters:
             self.links[self.find(writer)][at] = edges
             # A reduction's result and what a broadcast repeats are small: a place for a move, where clusters end.
             shrinks = self.flow.ops[writer].name == "stablehlo.reduce"
-            grows = op.name == "stablehlo.broadcast_in_dim" and self._count(op.results[0]) > value.elements
+            made = self.flow.values[op.results[0]].elements if op.results else 0
+            grows = op.name == "stablehlo.broadcast_in_dim" and made > value.elements
             if at in sums or not (shrinks or grows):
                 strong.append(writer)
         for writer in strong:
             if self.find(writer) != self.find(at):
                 self._join(self.find(writer), self.find(at))
-
-    def _count(self, value: int) -> int:
-        return self.flow.values[value].elements
 
     def _join(self, a: int, b: int) -> None:
         """Makes two clusters one, if all values between them are in one layout then."""
@@ -206,6 +205,7 @@ class _Clusters:
             a, b = [self.own[writer][f] for f in one], [self.own[reader][f] for f in other]
             if len(a) == len(b):
                 pairs += zip(a, b, strict=True)
+            # Dims that nobody can split are alike, however they fall into factors.
             elif any(self.factors.free[self.factors.find(f)] for f in (*a, *b)):
                 return None
         return pairs

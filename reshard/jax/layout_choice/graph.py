@@ -172,6 +172,7 @@ class _GraphBuilder:
                 inputs = all(value in free or not flow.values[value].shape for value in op.operands)
                 size = sum(self._count_bytes(result) for result in op.results)
                 cheap = op.name.startswith(("stablehlo", "chlo")) and not op.name.endswith(("rng_bit_generator", "rng"))
+                # Larger ones that are made of few bits, as random masks are, cost more than their slices.
                 if inputs and cheap and (op.name == "stablehlo.broadcast_in_dim" or size <= SMALL_BYTES):
                     free.update(op.results)
         return frozenset(free)
@@ -244,6 +245,7 @@ class _GraphBuilder:
             self.drafts[node].only = list_splits_of_spec(self.fixed_arguments[at], given.shape, self.mesh)
         self.argument_views[at] = self._dims_view(node, value)
         self._write(self._dims_view(node, value), 0, 1)
+        # Whoever calls the step still has it.
         if at not in self.step.donated:
             self.dies[value] = self.end
 
@@ -259,17 +261,11 @@ class _GraphBuilder:
         self.result_views[at] = view = view[0], replace(view[1], tensor=value)
         last = self.end - 1
         self.views[last][0][at] = view
-        if (view[0], view[1].dims) != self._written_by(value):
-            self._read(view, last, at, last)
-        else:
+        # An argument that is returned as its own next value moves nowhere.
+        if value in flow.arguments and self.argument_views[flow.arguments.index(value)] == view:
             self.dies[value] = self.end
-
-    def _written_by(self, value: int) -> tuple[int, tuple[tuple[int, ...], ...]] | None:
-        """The node of an argument that writes a value and, as a result, would read it."""
-        if value in self.flow.arguments:
-            view = self.argument_views[self.flow.arguments.index(value)]
-            return None if view is None else (view[0], view[1].dims)
-        return None
+        else:
+            self._read(view, last, at, last)
 
     def _add_loop(self, loop: Loop) -> None:
         """One node for each value that a loop carries."""
@@ -286,6 +282,7 @@ class _GraphBuilder:
                 draft = self.drafts[node]
                 sums = (len(draft.sizes),)
                 draft.sizes, draft.splittable = (*draft.sizes, 0), draft.splittable | set(sums)
+            # Its start, what the body takes and returns, and its result are all in one layout.
             view = self._dims_view(node, argument, sums)
             self.views[op.number][0][place] = node, replace(view[1], tensor=start)
             self.views[op.number][1][place] = node, replace(view[1], tensor=result)
@@ -300,8 +297,9 @@ class _GraphBuilder:
             if unchanged:
                 self.aliases |= {argument, result} if self._is_tensor(start) else {result}
             elif self._is_tensor(returned):
+                # The body's return is the only read; the value that it returns moves in each trip.
                 self._read((node, replace(view[1], tensor=returned)), -1, -1, op.last)
-                self.drafts[node].times = op.times
+                self.drafts[node].times = trips
                 last = max([0, *(self.needs[reader] for reader, _ in flow.readers[argument])])
                 maker = flow.values[returned].maker
                 if maker >= last:  # It takes the place of the old one.
@@ -365,6 +363,7 @@ class _GraphBuilder:
                     self._write(view, op.number, op.times)
                 elif self._is_tensor(value):
                     self._read(view, op.number, place, op.number)
+        # All of it is given; an axis may split several dims, each of another array.
         draft.only = (tuple(split),)
 
     def _add_cluster(self, cluster: Cluster) -> None:
@@ -372,6 +371,7 @@ class _GraphBuilder:
         first = flow.ops[cluster.ops[0]]
         kinds = tuple(flow.ops[at].name for at in cluster.ops)
         draft = _NodeDraft(self._name(cluster.ops[0]), cluster.sizes, cluster.splittable, kinds, times=first.times)
+        # Products read their operands while they write; what is elementwise may write over what it reads.
         draft.in_place = len(cluster.ops) > 1 or first.name.rpartition(".")[2] not in ("dot_general", "convolution")
         extra = ()
         if cluster.sums:
@@ -406,6 +406,7 @@ class _GraphBuilder:
 
     def _read_scalars(self) -> None:
         """One node that reads every scalar that is a partial sum, and is whole for those who need it whole."""
+        # Otherwise a loss would cost nothing while it is a sum, though all devices have to finish it.
         node = len(self.drafts)
         self.drafts.append(_NodeDraft("scalars", (), frozenset()))
         partial = {access.tensor for draft in self.drafts for access in draft.writes if access.sums}
@@ -420,6 +421,7 @@ class _GraphBuilder:
 
     def _finish(self) -> StepGraph:
         flow = self.flow
+        # Values inside a cluster that nobody else reads matter only for the memory that they take.
         read = {key[0] for draft in self.drafts for key in draft.reads}
         kept = read | {value for value in self.born if value in self.stored and flow.values[value].shape}
         kept |= set(flow.arguments)
@@ -427,10 +429,10 @@ class _GraphBuilder:
         nodes: list[Node] = []
         uses: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         for at, draft in enumerate(self.drafts):
+            # Reads in one layout share a copy, which is live from the first of them to the last: two accesses say so.
             reads: list[Access] = []
             for (value, dims, sums), places in draft.reads.items():
-                positions = [self._place_read(value, op, until) for op, _, until in places]
-                first, until = min(each[0] for each in positions), max(each[1] for each in positions)
+                first, until = self._place_reads(value, places)
                 last[value] = max(last.get(value, -1), until)
                 times = max((flow.ops[op].times for op, _, _ in places if op >= 0), default=draft.times)
                 uses[at, len(reads)] = tuple((op, place) for op, place, _ in places if place >= 0)
@@ -453,24 +455,27 @@ class _GraphBuilder:
                     draft.only,
                 )
             )
+        named = dict(zip(flow.arguments, (given.name for given in self.step.arguments), strict=True))
         tensors: list[Tensor] = []
         for value in self.tensors:
             each = flow.values[value]
             born = self.born[value]
-            dies = max(born, last.get(value, -1), self.dies.get(value, -1), *self._list_needs(value))
+            own = (self.needs[reader] for reader, _ in flow.readers[value])
+            dies = max(born, last.get(value, -1), self.dies.get(value, -1), *own)
+            # What is fused into its readers, or lies in another's memory, takes none of its own.
             if value in self.aliases or (value not in self.stored and each.maker >= 0):
                 dies = born - 1
-            tensors.append(Tensor(self._name_value(value), each.shape, each.dtype, born, dies))
+            name = named.get(value) or self._name(each.maker if each.maker >= 0 else max(each.inside, 0))
+            tensors.append(Tensor(name, each.shape, each.dtype, born, dies))
         nodes = [
             replace(node, reuses=_pair_reuses(node, tensors)) if self.drafts[at].in_place else node
             for at, node in enumerate(nodes)
         ]
         nodes = tie_alike(nodes, tensors, [draft.kinds for draft in self.drafts])
-        number = {value: at for value, at in self.tensors.items()}
         return StepGraph(
             Problem(self.mesh, tuple(tensors), tuple(nodes)),
-            tuple(number.get(value, -1) for value in flow.arguments),
-            tuple(number.get(value, -1) for value in flow.returned),
+            tuple(self.tensors.get(value, -1) for value in flow.arguments),
+            tuple(self.tensors.get(value, -1) for value in flow.returned),
             tuple(loop.op.number for loop in flow.loops if loop.trips is None),
             Problem(self.mesh, tuple(Tensor("", each.shape, each.dtype, 0, 0) for each in flow.values), ()),
             (tuple(self.argument_views), tuple(self.result_views)),
@@ -479,28 +484,23 @@ class _GraphBuilder:
             uses,
         )
 
-    def _list_needs(self, value: int) -> list[int]:
-        return [-1, *(self.needs[reader] for reader, _ in self.flow.readers[value])]
-
-    def _place_read(self, value: int, op: int, until: int) -> tuple[int, int]:
-        """From where to where a read needs a value: in loops around it that make the value outside, until they end."""
-        first, inside = (until if op < 0 else op), self.flow.ops[op].inside if op >= 0 else -1
-        while inside >= 0 and inside != self.flow.values[value].inside:
-            first, until = inside, max(until, self.flow.ops[inside].last)
-            inside = self.flow.ops[inside].inside
-        return first, until
+    def _place_reads(self, value: int, places: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
+        """From where to where a node needs a value that it reads at several places."""
+        first, last = self.end, -1
+        for op, _, until in places:
+            start, inside = (until if op < 0 else op), self.flow.ops[op].inside if op >= 0 else -1
+            # What is made outside of a loop is needed until the loop ends, if any trip needs it.
+            while inside >= 0 and inside != self.flow.values[value].inside:
+                start, until = inside, max(until, self.flow.ops[inside].last)
+                inside = self.flow.ops[inside].inside
+            first, last = min(first, start), max(last, until)
+        return first, last
 
     def _name(self, at: int) -> str:
         """An operation in words: its kind, and the innermost line of the user's that wrote it."""
         frames = read_frames(self.step.ops[at].location)
         kind = self.flow.ops[at].name.rpartition(".")[2]
         return f"{kind} {frames[0].file.rpartition('/')[2]}:{frames[0].line}" if frames else kind
-
-    def _name_value(self, value: int) -> str:
-        maker = self.flow.values[value].maker
-        if value in self.flow.arguments:
-            return self.step.arguments[self.flow.arguments.index(value)].name
-        return self._name(maker if maker >= 0 else max(self.flow.values[value].inside, 0))
 
 
 def list_splits_of_spec(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> tuple[Split, ...] | None:

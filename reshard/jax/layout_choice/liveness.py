@@ -41,6 +41,7 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
 def list_needs(flow: StepFlow, stored: frozenset[int]) -> dict[int, int]:
     """Until which position each operation needs its operands."""
     needs: dict[int, int] = {}
+    # From the last on, as what is fused runs where its readers do.
     for at, op in sorted(flow.ops.items(), reverse=True):
         late = [needs[reader] for value in op.results if value not in stored for reader, _ in flow.readers[value]]
         needs[at] = max([at, *late])

@@ -111,6 +111,7 @@ def read_flow(step: TracedStep) -> StepFlow:
                 cond, body = (region.blocks[0] for region in op.regions)
                 trips = count_trips(op)
                 arguments = tuple(add_value(argument, at, at) for argument in body.arguments)
+                # Both blocks take the same values: one number for each.
                 numbers.update(zip(cond.arguments, arguments, strict=True))
                 number, _ = visit(cond, number, at, times * (trips or 1))
                 number, returned = visit(body, number, at, times * (trips or 1))
@@ -127,6 +128,7 @@ def read_flow(step: TracedStep) -> StepFlow:
                 ops[at] = FlowOp(at, op.name, operands, results, times, inside, number - 1)
                 branches.append(Branches(ops[at], tuple(each)))
                 continue
+            # Numbers are positions in the whole list, so operations that are not looked into count.
             if len(op.regions):
                 number += len(list_operations(op))
             results = tuple(add_value(result, at, inside) for result in op.results)
@@ -178,5 +180,6 @@ def count_trips(loop: Operation) -> int | None:
     by = [read_constant(term) for term in terms if term != body.arguments[counter.arg_number]]
     if len(by) != 1 or by[0] is None or by[0] < 1 or not (" LT" in direction or " LE" in direction):
         return None
+    # A counter that starts at the limit, or after it, makes no trip.
     inclusive = " LE" in direction
     return max(0, -(-(limit + inclusive - start) // by[0]))
