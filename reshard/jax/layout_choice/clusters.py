@@ -91,6 +91,7 @@ class _Factors:
             if a == b:
                 continue
             self.parent[b] = a
+            # What was apart from either is apart from both.
             for other in self.apart[b]:
                 self.apart[other].discard(b)
                 self.apart[other].add(a)
@@ -170,6 +171,7 @@ class _Clusters:
             grows = op.name == "stablehlo.broadcast_in_dim" and made > value.elements
             if at in sums or not (shrinks or grows):
                 strong.append(writer)
+        # Only now: a join must see all that the operation reads of a cluster.
         for writer in strong:
             if self.find(writer) != self.find(at):
                 self._join(self.find(writer), self.find(at))

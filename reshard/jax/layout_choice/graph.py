@@ -513,6 +513,7 @@ def list_splits_of_spec(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -
     used = {axis for names in dims for axis in names or ()}
     if not used <= mesh.axes.keys():
         return None
+    # The axes that the spec does not name may split the dims that it leaves open.
     left = [axis for axis, size in mesh.axes.items() if axis not in used and size > 1]
     open_dims = [at for at, names in enumerate(dims) if names is None]
     found: list[Split] = []
@@ -543,6 +544,7 @@ def _pair_reuses(node: Node, tensors: Sequence[Tensor]) -> tuple[tuple[int, int]
         made = tensors[write.tensor]
         for r, read in enumerate(node.reads):
             old = tensors[read.tensor]
+            # Equal tiles in equal places: whoever splits the node splits both alike.
             same = (old.shape, old.dtype, read.dims) == (made.shape, made.dtype, write.dims)
             if same and old.dies == made.born and read.tensor not in taken and made.dies >= made.born:
                 pairs.append((r, w))
@@ -575,6 +577,7 @@ def tie_alike(nodes: Sequence[Node], tensors: Sequence[Tensor], kinds: Sequence[
     for _ in range(TIE_ROUNDS):
         around: list[int] = []
         for at, node in enumerate(nodes):
+            # In order, since the reads of tied nodes correspond by number; readers have no order of their own.
             above = [(colours[writer[access.tensor][0]], writer[access.tensor][1]) for access in node.reads]
             below = [
                 frozenset(Counter((colours[reader], how) for reader, how in readers.get(access.tensor, ())).items())
@@ -582,6 +585,7 @@ def tie_alike(nodes: Sequence[Node], tensors: Sequence[Tensor], kinds: Sequence[
             ]
             around.append(hash((colours[at], tuple(above), tuple(below))))
         colours = around
+    # Hashes of what is around stand for it; equal ones by accident would tie nodes that cannot be split alike.
     counts = Counter(colours)
     names: dict[int, str] = {}
     tied: list[Node] = []

@@ -29,13 +29,16 @@ def count_flops(op: Operation, placed: FlowOp, flow: StepFlow) -> float:
         case "convolution":
             numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
             return 2.0 * made * math.prod(shapes[1]) / max(1, shapes[1][int(numbers.kernel_output_feature_dimension)])
+        # The usual count of a transform of n numbers, 5 n log2 n.
         case "fft":
             return 5.0 * made * math.log2(max(2, math.prod(list[int](op.attributes["fft_length"]))))
         case "sort":
             return made * math.log2(max(2, made))
+        # One operation for each element that goes in.
         case "reduce" | "reduce_window" | "scatter" | "select_and_scatter":
             return float(max(math.prod(shape) for shape in shapes))
         case _:
+            # A factorization of n x m takes about n m min(n, m), whichever it is.
             if placed.name in _FACTORING and shapes and len(shapes[0]) > 1:
                 return float(math.prod(shapes[0]) * min(shapes[0][-2:]))
             return float(made)
@@ -45,8 +48,10 @@ def count_read_bytes(placed: FlowOp, place: int, flow: StepFlow) -> int:
     """The bytes of an operand that one run reads; slices read what they take, updates what they write."""
     value = flow.values[placed.operands[place]]
     elements = value.elements
+    # A slice of one layer of a stack reads that layer, not the stack.
     if place == 0 and placed.name in _SLICING:
         elements = min(elements, flow.values[placed.results[0]].elements)
+    # It writes in place what it updates: the rest is not touched.
     if place == 0 and placed.name in ("stablehlo.dynamic_update_slice", "stablehlo.scatter"):
         elements = min(elements, flow.values[placed.operands[-1 if placed.name.endswith("scatter") else 1]].elements)
     return dtypes.nbytes(elements, value.dtype)
