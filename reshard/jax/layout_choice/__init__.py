@@ -12,6 +12,7 @@
     emit          those layouts as one program on tiles, with the collectives of plans between them
     fixed_specs   what the caller fixes, by paths of arguments and results
     explain       a choice in words: how arguments lie and are used, the dearest moves, those of a rival
+    experts       the shardings that an expert would write, as a module to compile beside what was chosen
     compiled_figures  what a compiled program takes: bytes, seconds of its collectives, peak, work
 
 Everything inside the emitted program is local: no compiler is left to decide what moves.
