@@ -9,6 +9,7 @@ from benchmarks.real_programs import (
     science,
     shipped_models,
     shipped_science,
+    training_steps,
     transformers_models,
 )
 from benchmarks.real_programs.base import PROGRAMS as PROGRAMS
@@ -25,4 +26,5 @@ MODULES = (
     science,
     shipped_models,
     shipped_science,
+    training_steps,
 )

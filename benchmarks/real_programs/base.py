@@ -7,7 +7,8 @@ so that a missing one leaves only its own programs out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,6 +128,18 @@ def fsdp(axis: str | tuple[str, ...]) -> Callable[[str, Any], PartitionSpec]:
 def constrain(x: Any, mesh: Mesh, *spec: Any) -> Any:
     """`with_sharding_constraint`, as users spell it."""
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+
+@contextmanager
+def without_constraints() -> Generator[None]:
+    """Constraints mean nothing while this lasts, those of libraries neither: a program as it is before anyone splits
+    it."""
+    kept = jax.lax.with_sharding_constraint
+    jax.lax.with_sharding_constraint = lambda x, *_, **__: x
+    try:
+        yield
+    finally:
+        jax.lax.with_sharding_constraint = kept
 
 
 def shardings_of(tree: Any) -> Any:

@@ -1,0 +1,278 @@
+"""Shardings that `reshard.jax.autoshard` chooses, beside those of experts and the user's own, all compiled.
+
+    python benchmarks/autoshard.py                             # 15 steps on 8 CPU devices: compiled, run, compared
+    python benchmarks/autoshard.py --held-back                 # 15 others, that the choice was not developed on
+    python benchmarks/autoshard.py --target v5p                # 8 chips of TPU v5p, ahead of time, in large arrays
+    python benchmarks/autoshard.py --only fsdp_muon --json rows.jsonl --experts all
+    python benchmarks/autoshard.py --table rows.jsonl
+    python benchmarks/autoshard.py --scenarios                 # Llama on v5p 2x2x2: only FSDP fits, only tensor ...
+
+Every step is compiled as its user wrote it, constraints and all; then without any constraint for `autoshard`, and for
+each expert, who adds constraints of its own. Bytes are what a device receives in one run, by `reshard.hlo` and by a
+count of `real_programs/counting.py` that shares no code with it. Seconds are modelled: collectives by the network, work
+by the speed of a device. Peaks are the compiler's. On CPU the chosen program and the user's run on the same data.
+
+Devices and wires are those of TPU v5p. On CPU, where arrays are small enough to run, they do not wait, and compute
+`NARROW` times slower: a product of n x n matrices needs n times as many operations as its operands have elements, and
+those of the steps are about so many times narrower than on TPUs.
+
+The exit code is 1 if what is returned receives more bytes, or takes longer in its collectives, than the best of the
+others; if its results differ, or its bytes from what was planned by more than 5%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):  # run as a file: the folder above is the project
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+HERE = Path(__file__).resolve().parent
+NARROW = 32
+_SECONDS = 900
+_SAME = 1e-4
+"""How far results may differ, over the largest element of each array: sums are added up in another order."""
+_PLANNED = 1.05
+_EQUAL = 1.001
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", choices=("cpu", "v5p"), default="cpu")
+    parser.add_argument("--only", default="", help="names of programs, separated by commas")
+    parser.add_argument("--held-back", action="store_true", help="the steps that the choice was not developed on")
+    parser.add_argument("--experts", choices=("few", "all"), default="few", help="few: one axis for tensors alone")
+    parser.add_argument("--json", type=Path, help="append one line for each program to this file")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the table of such files, and compile nothing")
+    parser.add_argument("--scenarios", action="store_true", help="Llama under three budgets")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.table:
+        rows = [json.loads(line) for path in options.table for line in path.read_text().splitlines()]
+        print(HEAD, *map(line_of, rows), summary(rows), sep="\n")
+        return 0
+    if options.scenarios:
+        return _in_child("scenarios", options, lambda row: "\n".join(row["lines"])) is None
+    if options.child:
+        _set_environment(options.target)
+        print(json.dumps(scenarios() if options.child == "scenarios" else measure(options.child, options)))
+        return 0
+    from benchmarks.real_programs.training_steps import HELD_BACK, SEEN
+
+    print(HEAD, flush=True)
+    names = options.only.split(",") if options.only else HELD_BACK if options.held_back else SEEN
+    rows = [row for name in names if (row := _in_child(name, options, line_of))]
+    print(summary(rows))
+    return 0 if len(rows) == len(names) and not any(row["violations"] for row in rows) else 1
+
+
+def _set_environment(target: str) -> None:
+    """What jax reads when it is imported."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would ask a server that only a TPU machine has
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if target == "cpu":
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+
+
+def _in_child(name: str, options: argparse.Namespace, spell: Any) -> dict[str, Any] | None:
+    """The row of a program, measured in a process of its own; prints it, or why there is none."""
+    command = [sys.executable, str(HERE / "autoshard.py"), "--child", name, "--target", options.target]
+    command += ["--experts", options.experts]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"{name}: it took more than {_SECONDS} s", flush=True)
+        return None
+    if done.returncode or not done.stdout.strip():
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()] or ["no message"]
+        print(f"{name}: exit code {done.returncode}: {lines[-1][:300]}", flush=True)
+        return None
+    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    print(spell(row), flush=True)
+    if options.json:
+        with options.json.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+    return row
+
+
+# ---- one program -----------------------------------------------------------------------------------------
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The row of a program; raises what building, choosing or compiling raises."""
+    import jax
+
+    import reshard.jax
+    from benchmarks.real_programs import PROGRAMS
+    from benchmarks.real_programs.base import Scale, without_constraints
+    from benchmarks.real_programs.measuring import devices
+    from reshard.jax.layout_choice.trace_step import trace_step
+
+    chips, on_cpu = devices(options.target), options.target == "cpu"
+    case = PROGRAMS[name].build(Scale(chips, not on_cpu))
+    mesh = next(leaf.sharding.mesh for leaf in jax.tree.leaves(case.args) if hasattr(leaf, "sharding"))
+    donate = case.options.get("donate_argnums", ())
+    jitted: Any = jax.jit(lambda *args: case.f(*args), **case.options)
+    plain = jitted.lower(*case.args).compile()
+    network, speed = pick_devices(options.target, mesh)
+    started, cpu = time.perf_counter(), time.process_time()
+    with without_constraints():
+        step = trace_step(lambda *args: case.f(*args), case.args, donate=donate, platform=chips[0].platform)
+        choice = reshard.jax.autoshard(
+            lambda *args: case.f(*args), mesh, *case.args, donate=donate, network=network, speed=speed
+        )
+    row: dict[str, Any] = {
+        "program": name, "library": PROGRAMS[name].library, "target": options.target, "operations": len(step.ops),
+        "seconds": round(time.perf_counter() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1),
+        "spent": {stage: round(spent, 2) for stage, spent in choice.search.spent.items()},
+    }  # fmt: skip
+    described = choice.to_dict()
+    row |= {key: described[key] for key in ("returned", "gap")}
+    chosen = described["programs"][0]
+    row["planned"], row["chosen"] = chosen["planned"], chosen["compiled"]
+    row["result"] = _figures(choice.search, choice.search.compile_module(choice.module()))
+    row["others"] = {"as written": _figures(choice.search, plain.runtime_executable())}
+    row["others"] |= compile_experts(choice.search, options.experts == "all")
+    if on_cpu:
+        row["difference"] = _difference(case, plain, choice.jit())
+    return row | {"violations": violations(row)}
+
+
+def pick_devices(target: str, mesh: Any) -> tuple[Any, Any]:
+    """The network and the speed of the target's devices."""
+    from reshard.synth import Network
+    from reshard.synth.choice.device_speed import DeviceSpeed
+
+    speed = DeviceSpeed.preset("tpu-v5p")
+    if target != "cpu":
+        return Network.preset("tpu-v5p"), speed
+    slower = {dtype: rate / NARROW for dtype, rate in speed.flops.items()}
+    links = dict.fromkeys(mesh.axis_names, (1e-9, 9e10))
+    return Network.of(links), DeviceSpeed("narrow", slower, speed.memory_bytes_per_second / NARROW)
+
+
+def compile_experts(search: Any, every: bool) -> dict[str, dict[str, Any]]:
+    """The figures of each expert's program, or what the compiler says against it."""
+    from reshard.jax.layout_choice.experts import OWN, list_experts, write_expert
+    from reshard.jax.program_report import compile_module
+
+    rows: dict[str, dict[str, Any]] = {}
+    last = [name for name, size in search.mesh.axes.items() if size > 1][-1]
+    for one in list_experts(search.step, search.rules, search.mesh):
+        # With the last axis for tensors there are nine, those of each other axis besides.
+        if not every and " over " in one.name and not one.name.endswith((f" over {last}", "dims")):
+            continue
+        name = f"{one.name}, unconstrained" if one.name == OWN else one.name
+        try:
+            module = write_expert(search.step, one, search.mesh)
+            executable = compile_module(list(search.jax_mesh.devices.flat), module, fast=True)
+            rows[name] = _figures(search, executable)
+        except Exception as error:  # XLA's errors have no class of their own.
+            rows[name] = {"error": str(error)[:200]}
+    return rows
+
+
+def _figures(search: Any, executable: Any) -> dict[str, Any]:
+    """The figures of a compiled program, with bytes counted twice."""
+    from benchmarks.real_programs.counting import received_bytes
+    from reshard.jax.layout_choice.compiled_figures import measure_executable
+    from reshard.jax.xla_pass.fragments import print_module
+
+    figures = measure_executable(executable, search.mesh, search.links)
+    counted = received_bytes(print_module(executable.hlo_modules()[0]))
+    return asdict(figures) | {"counted": counted, "seconds": search.sum_seconds(figures)}
+
+
+def _difference(case: Any, plain: Any, chosen: Any) -> float:
+    """How far the results of two programs are apart, over the largest element of each array."""
+    import jax
+    import numpy as np
+
+    most = 0.0
+    results = [jax.tree.leaves(f(*case.data())) for f in (plain, chosen)]
+    for one, other in zip(*results, strict=True):
+        if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        wide = complex if np.iscomplexobj(one) else float
+        left, right = (np.asarray(each).astype(wide) for each in (one, other))
+        largest = np.nanmax(np.abs(left), initial=0.0) or 1.0
+        most = max(most, float(np.nanmax(np.abs(left - right), initial=0.0) / largest))
+    return most
+
+
+def violations(row: dict[str, Any]) -> list[str]:
+    """What must hold and does not."""
+    others = [one for one in row["others"].values() if "error" not in one]
+    broken: list[str] = []
+    for key, what in (("received_bytes", "receives more than"), ("move_seconds", "moves for longer than")):
+        least = min(one[key] for one in others)
+        if row["result"][key] > _EQUAL * least:
+            broken.append(f"{what} an expert: {row['result'][key] / max(least, 1e-30):.3f}")
+    if row["chosen"] and row["chosen"]["received_bytes"] > _PLANNED * row["planned"]["received_bytes"]:
+        broken.append(f"compiled / planned {row['chosen']['received_bytes'] / row['planned']['received_bytes']:.2f}")
+    if row.get("difference", 0.0) > _SAME:
+        broken.append(f"other results, by {row['difference']:.1e}")
+    return broken
+
+
+# ---- tables ----------------------------------------------------------------------------------------------
+
+HEAD = (
+    f"{'step':22} {'planned':>9} {'chosen':>9} {'returned':>9} {'written':>9} {'best expert':>12}  {'peak':>8} "
+    f"{'expert':>8} {'moves/best':>10} {'all/best':>8} {'s':>5}  returned; best expert in bytes; what is broken"
+)
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row as a line; bytes in thousands."""
+
+    def kilo(value: float) -> str:
+        return f"{value / 1e3:.1f}"
+
+    others = {name: one for name, one in row["others"].items() if "error" not in one}
+    best = min(others, key=lambda name: others[name]["received_bytes"])
+    least = {key: min(one[key] for one in others.values()) for key in ("move_seconds", "seconds", "peak_bytes")}
+    result = row["result"]
+    ratios = [f"{result[key] / max(least[key], 1e-30):.3f}" for key in ("move_seconds", "seconds")]
+    chosen = kilo(row["chosen"]["received_bytes"]) if row["chosen"] else "-"
+    return (
+        f"{row['program']:22} {kilo(row['planned']['received_bytes']):>9} {chosen:>9} "
+        f"{kilo(result['received_bytes']):>9} {kilo(others['as written']['received_bytes']):>9} "
+        f"{kilo(others[best]['received_bytes']):>12}  {kilo(result['peak_bytes']):>8} {kilo(least['peak_bytes']):>8} "
+        f"{ratios[0]:>10} {ratios[1]:>8} {row['cpu_seconds']:>5.0f}  "
+        f"{'; '.join([row['returned'], best, *row['violations']])}"
+    )
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """What all rows say together."""
+    better = {"received_bytes": 0, "move_seconds": 0, "seconds": 0}
+    for row in rows:
+        others = [one for one in row["others"].values() if "error" not in one]
+        for key in better:
+            better[key] += row["result"][key] * _EQUAL < min(one[key] for one in others)
+    said = ", ".join(f"{count} in {key.replace('_', ' ')}" for key, count in better.items())
+    broken = sum(bool(row["violations"]) for row in rows)
+    own = sum(row["returned"] == "chosen" for row in rows)
+    return (
+        f"{len(rows)} steps: strictly better than all others in {said}; {own} return what was chosen; {broken} violate"
+    )
+
+
+# ---- scenarios -------------------------------------------------------------------------------------------
+
+
+def scenarios() -> dict[str, Any]:
+    """Llama on v5p 2x2x2 where one kind of expert fits, where another does, and where all do."""
+    raise NotImplementedError
