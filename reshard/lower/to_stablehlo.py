@@ -67,10 +67,9 @@ def insert_plan(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) 
     ...     str(moved.type), "stablehlo.all_to_all" in str(module)
     ('tensor<4x4xf32>', True)
     """
-    module = ir.Module.parse(_trace_as_function(plan))  # A named module stays alive, and with it the function.
-    function = module.body.operations[0]
     operand = _resize(operand, plan.source.padded_shape, plan.source, mesh)
-    result = ir.RankedTensorType.get(plan.target.padded_shape, ir.RankedTensorType(operand.type).element_type)
+    element = ir.RankedTensorType(operand.type).element_type
+    result = ir.RankedTensorType.get(plan.target.padded_shape, element)
     names = ", ".join(f'"{name}"' for name in plan.source.mesh.axes)
     attributes = {
         "in_shardings": ir.Attribute.parse(f"#sdy.sharding_per_value<[{spell_sharding(plan.source, mesh)}]>"),
@@ -78,13 +77,29 @@ def insert_plan(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) 
         "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{names}}}>"),
     }
     made = ir.Operation.create(_COMPUTATION, [result], [operand], attributes, regions=1)
-    function.regions[0].blocks[0].append_to(made.regions[0])
-    _return_with("sdy.return", made.regions[0].blocks[0])
+    block = made.regions[0].blocks.append(ir.RankedTensorType.get(plan.source.tile_shape, element))
+    with ir.InsertionPoint(block):
+        ir.Operation.create("sdy.return", [], [insert_tile_plan(plan, block.arguments[0])])
     for op in list_operations(made):
         if CHANNEL in op.attributes:
             text = f"#stablehlo.channel_handle<handle = {next(channels)}, type = 1>"
             op.attributes[CHANNEL] = ir.Attribute.parse(text)
     return _resize(made.results[0], plan.target.shape, plan.target, mesh)
+
+
+def insert_tile_plan(plan: Plan, tile: Value) -> Value:
+    """Builds, at MLIR's insertion point, what applies a plan to a device's tile, inside a manual computation over all
+    axes of the plan's mesh; returns the tile of the target. Its channels are numbered like those of other plans."""
+    module = ir.Module.parse(_trace_as_function(plan))  # A named module stays alive, and with it the function.
+    (block,) = module.body.operations[0].regions[0].blocks
+    block.arguments[0].replace_all_uses_with(tile)
+    *inner, end = [op.operation for op in block.operations]
+    (result,) = end.operands
+    place = ir.Operation.create("sdy.return", [], [])  # Operations move to before another one only.
+    for op in inner:
+        op.move_before(place)
+    place.erase()
+    return result
 
 
 def _resize(value: Value, shape: tuple[int, ...], layout: Layout, mesh: str) -> Value:

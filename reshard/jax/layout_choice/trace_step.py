@@ -37,6 +37,7 @@ class StepValue:
 
     `given` is the sharding that the user gave it, with `PartitionSpec.UNCONSTRAINED` for dims left open; None if the
     user gave none. `position` is the number of the function's argument, or of the function's result, that it is in.
+    `key` is the implementation of keys for random numbers, whose data this array is; None for any other array.
     """
 
     name: str
@@ -44,6 +45,7 @@ class StepValue:
     dtype: str
     given: PartitionSpec | None
     position: int
+    key: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +78,7 @@ def trace_step(
 
     >>> step = trace_step(lambda w, x: (w - x @ x, x.sum()), [jax.ShapeDtypeStruct((4, 4), "f")] * 2, donate=0)
     >>> [value.name for value in (*step.arguments, *step.results)], sorted(step.donated), dict(step.carried)
-    (['w', 'x', '0', '1'], [0], {0: 0})
+    (['w', 'x', 'result/0', 'result/1'], [0], {0: 0})
     """
     positions = {donate} if isinstance(donate, int) else set(donate)
     # A function that is jitted already is called inside, so that no argument is dropped and none is donated here: who
@@ -94,13 +96,20 @@ def trace_step(
         )
     names = _parameter_names(f, len(shapes))
     arguments = [
-        replace(value, name="/".join([names[path[0].idx], *_spell_path(path[1:])]), position=path[0].idx)
-        for value, (path, _) in zip(step.arguments, leaves, strict=True)
+        replace(
+            value, name="/".join([names[path[0].idx], *_spell_path(path[1:])]), position=path[0].idx, key=_key_of(leaf)
+        )
+        for value, (path, leaf) in zip(step.arguments, leaves, strict=True)
     ]
     out_leaves: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(traced.out_info)[0]
     results = [
-        replace(value, name="/".join(_spell_path(path)) or "result", position=getattr(path[0], "idx", 0) if path else 0)
-        for value, (path, _) in zip(step.results, out_leaves, strict=True)
+        replace(
+            value,
+            name="/".join(["result", *_spell_path(path)]),
+            position=getattr(path[0], "idx", 0) if path else 0,
+            key=_key_of(leaf),
+        )
+        for value, (path, leaf) in zip(step.results, out_leaves, strict=True)
     ]
     return replace(
         step,
@@ -162,7 +171,7 @@ def _read_module(module: Module) -> TracedStep:
         results: list[StepValue] = []
         for at, value in enumerate(list(block.operations)[-1].operands):
             info = out_attributes[at].get("jax.result_info")
-            name = _spell_key(info.value.removeprefix("result")) if info else str(at)
+            name = _spell_key(info.value) if info else f"result/{at}"
             spec = read_spec(out_attributes[at].get(shardy.SHARDING))
             tensor = ir.RankedTensorType(value.type)
             results.append(StepValue(name, tuple(tensor.shape), read_dtype(str(tensor.element_type)), spec, at))
@@ -211,6 +220,20 @@ def _parameter_names(f: Any, count: int) -> list[str]:
 
 def _spell_path(path: Collection[Any]) -> list[str]:
     return [jax.tree_util.keystr((key,), simple=True) for key in path]
+
+
+def _key_of(leaf: Any) -> Any:
+    """The implementation of keys for random numbers; None for an array of numbers."""
+    if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return None
+    found: list[Any] = []
+
+    def note(keys: Any) -> Any:
+        found.append(jax.random.key_impl(keys))  # It takes arrays and what is traced, but no shapes.
+        return keys
+
+    jax.eval_shape(note, leaf)
+    return found[0]
 
 
 def _spell_key(text: str) -> str:

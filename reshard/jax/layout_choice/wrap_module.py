@@ -1,0 +1,118 @@
+"""An emitted step as a function of JAX: `wrap_module` gives it the trees of the step, its shardings and donation.
+
+The module becomes one primitive, which is lowered by pasting the module's manual computation. So JAX compiles, caches
+and dispatches it like any other `jax.jit`, here or ahead of time.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import mlir as _mlir
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_spec
+from reshard.jax.stablehlo_pass.shardy import MANUAL, read_meshes, sdy
+from reshard.lower.to_stablehlo import Module, ir, list_operations
+from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.types import dtypes
+
+mlir: Any = _mlir
+
+
+@dataclass(frozen=True, eq=False)
+class _EmittedStep:
+    """An emitted module as text, by which JAX knows its primitive, and the arrays that it returns."""
+
+    text: str
+    results: tuple[ShapedArray, ...]
+
+
+def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
+    """A jitted function of the step's arguments that runs an emitted module on a mesh of JAX.
+
+    It takes and returns what the step does, in the shardings of the module, and donates what the step donates. Like
+    any `jax.jit` it has `lower`, also for a mesh of devices that do not exist here. A step from a file takes its
+    arguments one by one, and returns a list.
+    """
+    (manual,) = [op for op in list_operations(module.operation) if op.name == MANUAL][:1]
+    specs = [
+        [read_spec(each) for each in sdy.TensorShardingPerValueAttr(manual.attributes[key]).shardings]
+        for key in ("in_shardings", "out_shardings")
+    ]
+    inputs, outputs = (
+        [_place_value(mesh, spec, value) for spec, value in zip(each, values, strict=True)]
+        for each, values in zip(specs, (step.arguments, step.results), strict=True)
+    )
+    avals = tuple(ShapedArray(each.shape, numpy_dtype(dtypes.canonical(each.dtype))) for each in step.results)
+    emitted = _EmittedStep(module.operation.get_asm(enable_debug_info=True), avals)
+
+    def run_step(*arguments: Any) -> Any:
+        flat = [
+            leaf if value.key is None else jax.random.key_data(leaf)
+            for leaf, value in zip(jax.tree.leaves(arguments), step.arguments, strict=True)
+        ]
+        results = [
+            leaf if value.key is None else jax.random.wrap_key_data(leaf, impl=value.key)
+            for leaf, value in zip(_emitted_p.bind(*flat, emitted=emitted), step.results, strict=True)
+        ]
+        return results if step.out_tree is None else jax.tree.unflatten(step.out_tree, results)
+
+    whole = step.in_tree is not None
+    return jax.jit(
+        run_step,
+        in_shardings=jax.tree.unflatten(step.in_tree, inputs) if whole else tuple(inputs),
+        out_shardings=jax.tree.unflatten(step.out_tree, outputs) if whole else outputs,
+        donate_argnums=tuple(sorted({step.arguments[at].position for at in step.donated})),
+    )
+
+
+def _place_value(mesh: JaxMesh, spec: PartitionSpec | None, value: StepValue) -> NamedSharding:
+    """The sharding of an argument or a result; that of keys has no dim for the numbers of which a key is made."""
+    dims = list(spec or ())
+    return NamedSharding(mesh, PartitionSpec(*(dims if value.key is None else dims[:-1])))
+
+
+def _lower_emitted(ctx: Any, *operands: Any, emitted: _EmittedStep) -> Sequence[Any]:
+    """Pastes the manual computation of an emitted module, whose meshes may have other symbols here."""
+    module = ctx.module_context.module
+    pasted = ir.Module.parse(emitted.text, module.context)
+    known = {name: mesh for name, mesh in read_meshes(module).items()}
+    names = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
+    renamed: dict[str, str] = {}
+    for op in pasted.body.operations:
+        if op.operation.name == "sdy.mesh":
+            symbol = op.attributes["sym_name"].value
+            same = [name for name, mesh in known.items() if mesh == read_meshes(pasted).get(symbol)]
+            renamed[symbol] = same[0] if same else next(
+                name for name in (symbol, *(f"{symbol}_{n}" for n in range(len(names) + 1))) if name not in names
+            )  # fmt: skip
+            if not same:
+                copy = op.operation.clone(ir.InsertionPoint.at_block_begin(module.body))
+                copy.attributes["sym_name"] = ir.StringAttr.get(renamed[symbol])
+                names.add(renamed[symbol])
+    if any(name != symbol for symbol, name in renamed.items()):
+        pattern = "|".join(map(re.escape, renamed))
+        text = re.sub(rf"@({pattern})\b", lambda found: f"@{renamed[found[1]]}", emitted.text)
+        pasted = ir.Module.parse(text, module.context)
+    (manual,) = [op for op in list_operations(pasted.operation) if op.name == MANUAL][:1]
+    copy = manual.clone()
+    for at, operand in enumerate(operands):
+        copy.operands[at] = operand
+    return list(copy.results)
+
+
+_emitted_p = Primitive("emitted_step")
+_emitted_p.multiple_results = True
+_emitted_p.def_abstract_eval(lambda *_, emitted: emitted.results)
+mlir.register_lowering(_emitted_p, _lower_emitted)
