@@ -10,7 +10,7 @@ The rest is what others who read or write modules share: `list_operations`, `run
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -92,14 +92,20 @@ def insert_tile_plan(plan: Plan, tile: Value) -> Value:
     axes of the plan's mesh; returns the tile of the target. Its channels are numbered like those of other plans."""
     module = ir.Module.parse(_trace_as_function(plan))  # A named module stays alive, and with it the function.
     (block,) = module.body.operations[0].regions[0].blocks
-    block.arguments[0].replace_all_uses_with(tile)
+    return paste_operations(block, [tile])[0]
+
+
+def paste_operations(block: Block, operands: Sequence[Value]) -> list[Value]:
+    """Moves the operations of a block to MLIR's insertion point, with `operands` in place of its arguments; returns
+    what its last operation returned, which stays."""
+    for argument, operand in zip(block.arguments, operands, strict=True):
+        argument.replace_all_uses_with(operand)
     *inner, end = [op.operation for op in block.operations]
-    (result,) = end.operands
     place = ir.Operation.create("sdy.return", [], [])  # Operations move to before another one only.
     for op in inner:
         op.move_before(place)
     place.erase()
-    return result
+    return list(end.operands)
 
 
 def _resize(value: Value, shape: tuple[int, ...], layout: Layout, mesh: str) -> Value:
@@ -213,13 +219,10 @@ def _move_to_function(computation: Operation, module: Module) -> Operation:
 def inline_call(call: Operation, functions: Mapping[str, Operation]) -> None:
     """Replaces a call by the operations of the called function; jaxlib has no inliner for functions."""
     copy = functions[call.attributes["callee"].value].clone()
-    block = copy.regions[0].blocks[0]
-    for argument, operand in zip(block.arguments, call.operands, strict=True):
-        argument.replace_all_uses_with(operand)
-    for result, value in zip(call.results, _last_operation(block).operands, strict=True):
+    with ir.InsertionPoint(call):
+        values = paste_operations(copy.regions[0].blocks[0], list(call.operands))
+    for result, value in zip(call.results, values, strict=True):
         result.replace_all_uses_with(value)
-    for op in list(block.operations)[:-1]:
-        op.move_before(call)
     call.erase()
     copy.erase()
 

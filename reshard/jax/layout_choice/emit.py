@@ -18,10 +18,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from reshard.errors import ProgramError
-from reshard.jax.layout_choice.localize import is_source, localize_op, localize_source
+from reshard.jax.layout_choice.localize import localize_op, localize_source
+from reshard.jax.layout_choice.op_rules import is_source
 from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
 from reshard.jax.layout_choice.trace_step import TracedStep
 from reshard.jax.stablehlo_pass.shardy import CONSTRAINT, MANUAL, SHARDING, read_dtype, read_meshes, sdy
@@ -34,9 +35,10 @@ from reshard.lower.to_stablehlo import (
     insert_tile_plan,
     ir,
     list_operations,
+    paste_operations,
     spell_sharding,
 )
-from reshard.plans.plan import Plan
+from reshard.synth.choice.prices import MovePrices
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -47,13 +49,7 @@ _NOTHING = ("sdy.sharding_group",)
 _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 
 
-class Plans(Protocol):
-    """Whoever has the plan of each move, such as `synth.choice.prices.MovePrices`."""
-
-    def plan(self, source: Layout, target: Layout, /) -> Plan: ...
-
-
-def emit_step(step: TracedStep, layouts: StepLayouts, prices: Plans) -> Module:
+def emit_step(step: TracedStep, layouts: StepLayouts, prices: MovePrices) -> Module:
     """The step as a module of one manual computation, in which every value has the layouts that are given.
 
     An operation without layouts is done whole by every device. The step is left as it is.
@@ -94,7 +90,8 @@ def emit_step(step: TracedStep, layouts: StepLayouts, prices: Plans) -> Module:
         with ir.InsertionPoint(block):
             made = ir.Operation.create(MANUAL, outputs, list(block.arguments), manual, regions=1)
             ir.Operation.create("func.return", [], list(made.results))
-        emitter = _Emitter(mesh, layouts, prices, {op: number for number, op in enumerate(step.ops)})
+        sources = frozenset(op for op in step.ops if is_source(op))
+        emitter = _Emitter(layouts, prices, {op: number for number, op in enumerate(step.ops)}, sources)
         tiles = [_tile_type(each.type, layout) for each, layout in zip(body.arguments, layouts.arguments, strict=True)]
         scope = _Scope(made.regions[0].blocks.append(*tiles))
         emitter.write(body.arguments, scope.block.arguments, layouts.arguments, scope)
@@ -136,10 +133,10 @@ class _Written:
 
 @dataclass(eq=False)
 class _Emitter:
-    mesh: Mesh
     layouts: StepLayouts
-    prices: Plans
+    prices: MovePrices
     numbers: Mapping[Operation, int]
+    sources: frozenset[Operation]
     written: dict[Value, _Written] = field(default_factory=dict[Value, _Written])
 
     def write(self, values: Any, tiles: Any, layouts: Sequence[Layout], scope: _Scope) -> None:
@@ -154,7 +151,7 @@ class _Emitter:
         """Emits the operations of a block, and a terminator that returns what the block's does in these layouts."""
         *inner, end = [op.operation for op in block.operations]
         for op in inner:
-            if not is_source(op) and op.name not in _NOTHING:
+            if op not in self.sources and op.name not in _NOTHING:
                 with op.location:
                     self.emit_op(op, scope)
         whole = OpLayouts(tuple(returned), ())
@@ -198,7 +195,7 @@ class _Emitter:
                 values = (
                     _inline_manual(op, tiles)
                     if op.name == MANUAL
-                    else localize_op(op, tiles, layouts.operands, layouts.results, self.mesh)
+                    else localize_op(op, tiles, layouts.operands, layouts.results, self.prices.mesh)
                 )
         self.write(op.results, values, layouts.results, scope)
 
@@ -211,10 +208,10 @@ class _Emitter:
         late = [at for at in range(len(operands)) if at in layouts.anew]
         for at in [*(at for at in range(len(operands)) if at not in layouts.anew), *late]:
             value, layout = operands[at], layouts.operands[at]
-            if not isinstance(value.owner, ir.Block) and is_source(value.owner.operation):
+            if not isinstance(value.owner, ir.Block) and value.owner.operation in self.sources:
                 if (value, layout) not in scope.sources:
                     with scope.insert():
-                        made = localize_source(value.owner.operation, layout, self.mesh)
+                        made = localize_source(value.owner.operation, layout, self.prices.mesh)
                     scope.sources[value, layout] = made
                 tiles[at] = scope.sources[value, layout]
                 continue
@@ -258,7 +255,7 @@ class _Emitter:
             raise ProgramError(f"the step has a value of type {value.type}; only arrays can be laid out")
         tensor = ir.RankedTensorType(value.type)
         shape = tuple(tensor.shape)
-        return Layout.tiled(self.mesh, shape, read_dtype(str(tensor.element_type)), [()] * len(shape))
+        return Layout.tiled(self.prices.mesh, shape, read_dtype(str(tensor.element_type)), [()] * len(shape))
 
 
 def _start_module(step: TracedStep, mesh: Mesh) -> tuple[Module, str]:
@@ -321,17 +318,13 @@ def _inline_manual(op: Operation, tiles: Sequence[Value]) -> list[Value]:
     for argument, tile in zip(block.arguments, tiles, strict=True):
         if argument.type != tile.type:
             raise ProgramError(f"a shard_map takes tiles of {argument.type}, and is given {tile.type}")
-        argument.replace_all_uses_with(tile)
     for inner in list_operations(copy):
         if inner.name == MANUAL:
             raise ProgramError("a shard_map inside another one cannot be emitted; make it one over all of its axes")
         if inner.name in _SAME:
             inner.results[0].replace_all_uses_with(inner.operands[0])
             inner.erase()
-    *operations, end = [each.operation for each in block.operations]
-    values = list(end.operands)
-    for each in operations:
-        each.move_before(copy)
+    values = paste_operations(block, tiles)
     copy.erase()
     return values
 

@@ -1,7 +1,7 @@
 """An emitted step as a function of JAX: `wrap_module` gives it the trees of the step, its shardings and donation.
 
-The module becomes one primitive, which is lowered by pasting the module's manual computation. So JAX compiles, caches
-and dispatches it like any other `jax.jit`, here or ahead of time.
+The module becomes one primitive, which is lowered by pasting the module's operations. So JAX compiles, caches and
+dispatches it like any other `jax.jit`, here or ahead of time.
 """
 
 # jax annotates its functions only in part.
@@ -9,6 +9,7 @@ and dispatches it like any other `jax.jit`, here or ahead of time.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_spec
-from reshard.jax.stablehlo_pass.shardy import MANUAL, read_meshes, sdy
-from reshard.lower.to_stablehlo import Module, ir, list_operations
+from reshard.jax.stablehlo_pass.shardy import SHARDING, read_meshes, value_sharding
+from reshard.lower.to_stablehlo import Module, Operation, ir, paste_operations
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.types import dtypes
 
@@ -41,19 +42,20 @@ class _EmittedStep:
 def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
     """A jitted function of the step's arguments that runs an emitted module on a mesh of JAX.
 
-    It takes and returns what the step does, in the shardings of the module, and donates what the step donates. Like
-    any `jax.jit` it has `lower`, also for a mesh of devices that do not exist here. A step from a file takes its
-    arguments one by one, and returns a list.
+    It takes and returns what the step does, in the shardings of the module, and donates what the step donates; a result
+    without a sharding has the compiler's. Like any `jax.jit` it has `lower`, also for a mesh of devices that do not
+    exist here. A step from a file takes its arguments one by one, and returns a list.
     """
-    (manual,) = [op for op in list_operations(module.operation) if op.name == MANUAL][:1]
-    specs = [
-        [read_spec(each) for each in sdy.TensorShardingPerValueAttr(manual.attributes[key]).shardings]
-        for key in ("in_shardings", "out_shardings")
+    main = _find_main(module)
+    inputs = [
+        _place_value(mesh, read_spec(value_sharding(argument)), value)
+        for argument, value in zip(main.regions[0].blocks[0].arguments, step.arguments, strict=True)
     ]
-    inputs, outputs = (
-        [_place_value(mesh, spec, value) for spec, value in zip(each, values, strict=True)]
-        for each, values in zip(specs, (step.arguments, step.results), strict=True)
-    )
+    given = [ir.DictAttr(each) for each in main.attributes["res_attrs"]] if "res_attrs" in main.attributes else []
+    outputs = [
+        _place_value(mesh, read_spec(each[SHARDING] if each is not None and SHARDING in each else None), value)
+        for each, value in itertools.zip_longest(given, step.results)
+    ]
     avals = tuple(ShapedArray(each.shape, numpy_dtype(dtypes.canonical(each.dtype))) for each in step.results)
     emitted = _EmittedStep(module.operation.get_asm(enable_debug_info=True), avals)
 
@@ -77,14 +79,17 @@ def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
     )
 
 
-def _place_value(mesh: JaxMesh, spec: PartitionSpec | None, value: StepValue) -> NamedSharding:
-    """The sharding of an argument or a result; that of keys has no dim for the numbers of which a key is made."""
-    dims = list(spec or ())
+def _place_value(mesh: JaxMesh, spec: PartitionSpec | None, value: StepValue) -> NamedSharding | None:
+    """The sharding of an argument or a result, None for the compiler's; that of keys has no dim for what a key is made
+    of."""
+    if spec is None:
+        return None
+    dims = list(spec)
     return NamedSharding(mesh, PartitionSpec(*(dims if value.key is None else dims[:-1])))
 
 
 def _lower_emitted(ctx: Any, *operands: Any, emitted: _EmittedStep) -> Sequence[Any]:
-    """Pastes the manual computation of an emitted module, whose meshes may have other symbols here."""
+    """Pastes the operations of an emitted module, whose meshes may have other symbols here."""
     module = ctx.module_context.module
     pasted = ir.Module.parse(emitted.text, module.context)
     known = {name: mesh for name, mesh in read_meshes(module).items()}
@@ -105,14 +110,19 @@ def _lower_emitted(ctx: Any, *operands: Any, emitted: _EmittedStep) -> Sequence[
         pattern = "|".join(map(re.escape, renamed))
         text = re.sub(rf"@({pattern})\b", lambda found: f"@{renamed[found[1]]}", emitted.text)
         pasted = ir.Module.parse(text, module.context)
-    (manual,) = [op for op in list_operations(pasted.operation) if op.name == MANUAL][:1]
-    copy = manual.clone()
-    for at, operand in enumerate(operands):
-        copy.operands[at] = operand
-    return list(copy.results)
+    return paste_operations(_find_main(pasted).regions[0].blocks[0], operands)
+
+
+def _find_main(module: Module) -> Operation:
+    (main,) = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+    return main
+
+
+def _list_results(*_: Any, emitted: _EmittedStep) -> tuple[ShapedArray, ...]:
+    return emitted.results
 
 
 _emitted_p = Primitive("emitted_step")
 _emitted_p.multiple_results = True
-_emitted_p.def_abstract_eval(lambda *_, emitted: emitted.results)
+_emitted_p.def_abstract_eval(_list_results)
 mlir.register_lowering(_emitted_p, _lower_emitted)
