@@ -182,7 +182,8 @@ def _trace_as_function(plan: Plan) -> str:
                 listed = f"dense<{groups}> : tensor<{len(groups)}x{len(groups[0])}xi64>"
                 op.attributes[_GROUPS] = ir.Attribute.parse(listed)
         run_passes(module, "canonicalize,cse,symbol-dce")
-        return function.get_asm()
+        # Generic, as the short form of some operations on scalars cannot be read again.
+        return function.get_asm(print_generic_op_form=True)
 
 
 def _move_to_function(computation: Operation, module: Module) -> Operation:

@@ -10,6 +10,7 @@
     graph         the program as a `Problem` of `synth.choice`, and an `Assignment` as the layouts of its operations
     step_layouts  the layouts of all operations, as the choice hands them over
     emit          those layouts as one program on tiles, with the collectives of plans between them
+    wrap_module   an emitted program as a function of JAX, with the trees, the shardings and the donation of the step
     fixed_specs   what the caller fixes, by paths of arguments and results
     explain       a choice in words: how arguments lie and are used, the dearest moves, those of a rival
     experts       the shardings that an expert would write, as a module to compile beside what was chosen
