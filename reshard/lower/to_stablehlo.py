@@ -101,7 +101,8 @@ def paste_operations(block: Block, operands: Sequence[Value]) -> list[Value]:
     for argument, operand in zip(block.arguments, operands, strict=True):
         argument.replace_all_uses_with(operand)
     *inner, end = [op.operation for op in block.operations]
-    place = ir.Operation.create("sdy.return", [], [])  # Operations move to before another one only.
+    # An operation can be moved to before another one, and nowhere else: this one holds the place.
+    place = ir.Operation.create("sdy.return", [], [])
     for op in inner:
         op.move_before(place)
     place.erase()
@@ -205,7 +206,10 @@ def _move_to_function(computation: Operation, module: Module) -> Operation:
         if not isinstance(maker, ir.Block):
             block.arguments[at].replace_all_uses_with(clone(maker.operation).results[0])
             block.erase_argument(at)
-    _return_with("func.return", block)
+    last = _last_operation(block)
+    with ir.InsertionPoint(last):
+        ir.Operation.create("func.return", [], list(last.operands))
+    last.erase()
     kinds = ir.FunctionType.get([a.type for a in block.arguments], [o.type for o in _last_operation(block).operands])
     attributes = {"sym_name": ir.StringAttr.get("tile"), "function_type": ir.TypeAttr.get(kinds)}
     with ir.InsertionPoint(module.body):
@@ -226,14 +230,6 @@ def inline_call(call: Operation, functions: Mapping[str, Operation]) -> None:
         result.replace_all_uses_with(value)
     call.erase()
     copy.erase()
-
-
-def _return_with(name: str, block: Block) -> None:
-    """Replaces the terminator of a block by one for the operation that contains it now."""
-    last = _last_operation(block)
-    with ir.InsertionPoint(last):
-        ir.Operation.create(name, [], list(last.operands))
-    last.erase()
 
 
 def _last_operation(block: Block) -> Operation:

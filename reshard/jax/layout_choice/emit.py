@@ -96,6 +96,7 @@ def emit_step(step: TracedStep, layouts: StepLayouts, prices: MovePrices) -> Mod
         scope = _Scope(made.regions[0].blocks.append(*tiles))
         emitter.write(body.arguments, scope.block.arguments, layouts.arguments, scope)
         emitter.emit_block(body, scope, layouts.results, "sdy.return")
+        # Every plan numbers its channels from 1, and so does every `shard_map`: TPUs refuse a number that is used twice.
         channels = itertools.count(1)
         for op in list_operations(made):
             if CHANNEL in op.attributes:
@@ -170,8 +171,10 @@ class _Emitter:
         tiles = self.read_operands(op, layouts, scope)
         types = [_tile_type(each.type, layout) for each, layout in zip(op.results, layouts.results, strict=True)]
         if op.name in (_WHILE, *_BRANCHES):
+            # Shardings among the attributes would be of whole arrays.
+            kept = {name: op.attributes[name] for name in op.attributes if not name.startswith("sdy.")}
             with scope.insert():
-                made = ir.Operation.create(op.name, types, tiles, _own_attributes(op), regions=len(op.regions))
+                made = ir.Operation.create(op.name, types, tiles, kept, regions=len(op.regions))
             outer, scope.inside = scope.inside, made
             for number, region in enumerate(op.regions):
                 (block,) = region.blocks
@@ -180,6 +183,7 @@ class _Emitter:
                 arguments = [_tile_type(each.type, one) for each, one in zip(block.arguments, inside, strict=True)]
                 inner = _Scope(made.regions[number].blocks.append(*arguments))
                 self.write(block.arguments, inner.block.arguments, inside, inner)
+                # The condition of a loop alone returns something else than what the operation does.
                 scalar = op.name == _WHILE and number == 0
                 returned = [self.whole(list(block.operations)[-1].operands[0])] if scalar else layouts.results
                 self.emit_block(block, inner, returned, "stablehlo.return")
@@ -205,6 +209,7 @@ class _Emitter:
         operands = list(op.operands)
         if len(operands) != len(layouts.operands):
             raise ProgramError(f"{op.name} has {len(operands)} operands, and {len(layouts.operands)} layouts are given")
+        # Last those that are moved anew: by then there is something to tie them to.
         late = [at for at in range(len(operands)) if at in layouts.anew]
         for at in [*(at for at in range(len(operands)) if at not in layouts.anew), *late]:
             value, layout = operands[at], layouts.operands[at]
@@ -219,13 +224,14 @@ class _Emitter:
             if known.layout == layout:
                 tiles[at] = known.tile
             elif at not in layouts.anew:
+                # Where the value is made, for those who read it elsewhere, too: outside of the branch that reads first.
                 if layout not in known.copies:
                     with known.scope.insert():
                         known.copies[layout] = self.move(known.tile, known.layout, layout)
                 tiles[at] = known.copies[layout]
             else:
                 # The barrier's other operand is what the reader needs anyway, else what was made last.
-                own = [other for other, tile in tiles.items() if tile != known.tile and not _is_constant(tile)]
+                own = [other for other, tile in tiles.items() if tile != known.tile and operands[other] in self.written]
                 tie = tiles[own[0]] if own else scope.latest
                 tile = known.tile
                 with scope.insert():
@@ -266,6 +272,7 @@ def _start_module(step: TracedStep, mesh: Mesh) -> tuple[Module, str]:
         module.operation.attributes["sym_name"] = name
     for key, count in (("mhlo.num_partitions", mesh.size), ("mhlo.num_replicas", 1)):
         module.operation.attributes[key] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), count)
+    # The step's own meshes stay: groups of devices in a `shard_map` refer to them.
     known = read_meshes(step.module)
     symbol = next((each for each, one in known.items() if one == mesh), None)
     with ir.InsertionPoint(module.body):
@@ -318,6 +325,7 @@ def _inline_manual(op: Operation, tiles: Sequence[Value]) -> list[Value]:
     for argument, tile in zip(block.arguments, tiles, strict=True):
         if argument.type != tile.type:
             raise ProgramError(f"a shard_map takes tiles of {argument.type}, and is given {tile.type}")
+    # Constraints over axes that it leaves open say nothing here: every device has these dims whole.
     for inner in list_operations(copy):
         if inner.name == MANUAL:
             raise ProgramError("a shard_map inside another one cannot be emitted; make it one over all of its axes")
@@ -327,15 +335,6 @@ def _inline_manual(op: Operation, tiles: Sequence[Value]) -> list[Value]:
     values = paste_operations(block, tiles)
     copy.erase()
     return values
-
-
-def _own_attributes(op: Operation) -> dict[str, Any]:
-    """An operation's attributes without shardings, which would be of whole arrays."""
-    return {name: op.attributes[name] for name in op.attributes if not name.startswith("sdy.")}
-
-
-def _is_constant(tile: Value) -> bool:
-    return not isinstance(tile.owner, ir.Block) and tile.owner.operation.name == "stablehlo.constant"
 
 
 def _tile_type(kind: Any, layout: Layout) -> Any:

@@ -6,6 +6,7 @@ is read into the same form; its names are those that jax wrote into it.
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -227,12 +228,8 @@ def _key_of(leaf: Any) -> Any:
     if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return None
     found: list[Any] = []
-
-    def note(keys: Any) -> Any:
-        found.append(jax.random.key_impl(keys))  # It takes arrays and what is traced, but no shapes.
-        return keys
-
-    jax.eval_shape(note, leaf)
+    # It takes arrays and what is traced, but no shapes.
+    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), leaf)
     return found[0]
 
 

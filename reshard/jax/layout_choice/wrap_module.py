@@ -6,6 +6,7 @@ dispatches it like any other `jax.jit`, here or ahead of time.
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -106,6 +107,7 @@ def _lower_emitted(ctx: Any, *operands: Any, emitted: _EmittedStep) -> Sequence[
                 copy = op.operation.clone(ir.InsertionPoint.at_block_begin(module.body))
                 copy.attributes["sym_name"] = ir.StringAttr.get(renamed[symbol])
                 names.add(renamed[symbol])
+    # Symbols are in types of attributes that Python cannot change: in text, they are words.
     if any(name != symbol for symbol, name in renamed.items()):
         pattern = "|".join(map(re.escape, renamed))
         text = re.sub(rf"@({pattern})\b", lambda found: f"@{renamed[found[1]]}", emitted.text)
@@ -118,11 +120,7 @@ def _find_main(module: Module) -> Operation:
     return main
 
 
-def _list_results(*_: Any, emitted: _EmittedStep) -> tuple[ShapedArray, ...]:
-    return emitted.results
-
-
 _emitted_p = Primitive("emitted_step")
 _emitted_p.multiple_results = True
-_emitted_p.def_abstract_eval(_list_results)
+_emitted_p.def_abstract_eval(lambda *_, emitted: emitted.results)
 mlir.register_lowering(_emitted_p, _lower_emitted)
