@@ -96,7 +96,7 @@ def emit_step(step: TracedStep, layouts: StepLayouts, prices: MovePrices) -> Mod
         scope = _Scope(made.regions[0].blocks.append(*tiles))
         emitter.write(body.arguments, scope.block.arguments, layouts.arguments, scope)
         emitter.emit_block(body, scope, layouts.results, "sdy.return")
-        # Every plan numbers its channels from 1, and so does every `shard_map`: TPUs refuse a number that is used twice.
+        # Every plan and every `shard_map` numbers its channels from 1: TPUs refuse a number that is used twice.
         channels = itertools.count(1)
         for op in list_operations(made):
             if CHANNEL in op.attributes:
