@@ -26,7 +26,7 @@ from jax.extend.mlir.dialects import sdy as _sdy
 from jax.extend.mlir.dialects import stablehlo as _stablehlo
 
 from reshard.jax.layout_choice.trace_step import TracedStep
-from reshard.lower.to_stablehlo import Operation, Value, ir, run_passes
+from reshard.lower.to_stablehlo import Operation, Value, ir, list_operations, run_passes
 
 Dims: TypeAlias = tuple[tuple[int, ...], ...]
 """The factors of each dim of a tensor, major first: none where the dim is never split."""
@@ -116,11 +116,14 @@ def read_op_rules(step: TracedStep) -> dict[int, OpRule]:
     rules: dict[int, OpRule] = {}
     with step.module.context, ir.Location.unknown():
         run_passes(step.module, "func.func(sdy-populate-op-sharding-rules)")
+        local = -1  # What is in a user's `shard_map` is on tiles already, and comes right after it.
         for number, op in enumerate(step.ops):
             text = op.attributes.get(_RULE)
             if text is not None:
                 del op.attributes[_RULE]  # Compilers of TPUs refuse modules that have them.
-            if op.parent.name in _REGIONS and op.name not in _NO_RULE and not is_source(op):
+            if op.name == "sdy.manual_computation":
+                local = max(local, number + len(list_operations(op)))
+            if number > local and op.parent.name in _REGIONS and op.name not in _NO_RULE and not is_source(op):
                 rules[number] = _write_rule(op, text)
     return rules
 
@@ -142,8 +145,13 @@ def find_splat(value: Value) -> str | None:
     op = op.operation
     if op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert"):
         return find_splat(op.operands[0])
-    # From text: Python has no attributes for complex constants. What has several numbers is not written out.
-    found = _SPLAT.search(op.get_asm(large_elements_limit=0)) if op.name == "stablehlo.constant" else None
+    if op.name != "stablehlo.constant":
+        return None
+    try:
+        text = f"{op.attributes['value']}" if op.attributes["value"].is_splat else ""
+    except TypeError:  # Python has no attributes for complex constants. The operation is slower to write.
+        text = op.get_asm(large_elements_limit=0, use_local_scope=True, assume_verified=True)
+    found = _SPLAT.search(text)
     return found[1] if found else None
 
 
