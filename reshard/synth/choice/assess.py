@@ -54,6 +54,12 @@ class TensorUse(NamedTuple):
     kept_by_program: bool
     """Whether it lives longer than its reads need it."""
 
+    @property
+    def asks_what_to_keep(self) -> bool:
+        """Whether it matters which reads keep their copies: if there are several, or one in a loop around which the
+        tensor is made. Otherwise the only copy is a kept one."""
+        return len(self.reads) > 1 or any(access.held is not None for *_, access in self.reads)
+
 
 def list_uses(problem: Problem) -> list[TensorUse | None]:
     """The uses of each tensor; None for one that no node writes."""
@@ -93,7 +99,7 @@ def list_moves(problem: Problem, splits: Sequence[Split], anew: Iterable[tuple[i
             if target == source:
                 continue
             # Anew inside a loop, it moves in every trip; kept, as often as the tensor is written.
-            if (node, index) in apart:
+            if (node, index) in apart and use.asks_what_to_keep:
                 who = ((node, index),)
                 moves.append(PlacedMove(number, source, target, who, access.times, access.at, access.at, kept=False))
             else:

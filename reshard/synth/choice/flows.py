@@ -1,0 +1,168 @@
+"""A problem as tables: groups of nodes that are split alike, and flows of tensors from one group to others.
+
+For example, two layers whose weights are tied, on an axis of 2 devices:
+
+    group        splits                     nodes
+    products     (x,), (), rows or nothing  layer 1, layer 2
+    weights      likewise                   w1, w2
+    flow         w1 and w2, weights -> products: one table of prices, counted twice
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from reshard.errors import PlanError
+from reshard.synth.choice.assess import TensorUse, list_uses, time_node
+from reshard.synth.choice.device_speed import DeviceSpeed
+from reshard.synth.choice.prices import MovePrices
+from reshard.synth.choice.problem import Access, Node, Problem, Split, access_layout
+from reshard.synth.choice.splits import list_orders, list_splits
+from reshard.types.layout import Layout
+
+ReadKey = tuple[int, int]
+"""A group, and the number of a read of each of its nodes: what is kept or made anew alike."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that are split alike, the splits that they may have, and the seconds of all of them in each."""
+
+    nodes: tuple[int, ...]
+    splits: tuple[Split, ...]
+    seconds: np.ndarray
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A read of a flow: by which group, as the number of which of its reads, in which layout for each of its splits."""
+
+    group: int
+    key: ReadKey
+    layouts: np.ndarray
+    times: int
+    held: bool
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Tensors that are written and read alike by the same groups; `layouts` for each split of the writer."""
+
+    tensors: tuple[int, ...]
+    group: int
+    layouts: np.ndarray
+    times: int
+    kept_by_program: bool
+    readers: tuple[Reader, ...]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Groups and flows of a problem, the distinct layouts, and of each pair that a flow may need its price."""
+
+    groups: tuple[Group, ...]
+    group_of: tuple[int, ...]
+    flows: tuple[Flow, ...]
+    uses: tuple[TensorUse | None, ...]
+    layouts: tuple[Layout, ...]
+    tile_bytes: np.ndarray
+    seconds: dict[tuple[int, int], float]
+    beside: dict[tuple[int, int], int]
+
+
+def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -> Tables:
+    """The tables of a problem. Raises `PlanError` for nodes without any split that all who are tied have in common."""
+    groups, group_of = _group_nodes(problem, speed)
+    numbers: dict[Layout, int] = {}
+    known: dict[object, np.ndarray] = {}
+
+    def number_layouts(number: int, access: Access) -> np.ndarray:
+        # Repeated layers read alike: one table serves all whose factors are as large.
+        node, tensor = problem.nodes[number], problem.tensors[access.tensor]
+        group = group_of[number]
+        alike = (group, tensor.shape, tensor.dtype, node.sizes, access.dims, access.sums, access.reduction)
+        if alike not in known:
+            listed = [access_layout(problem, node, access, split) for split in groups[group].splits]
+            known[alike] = np.array([numbers.setdefault(layout, len(numbers)) for layout in listed], np.int64)
+        return known[alike]
+
+    uses = tuple(list_uses(problem))
+    merged: defaultdict[object, list[int]] = defaultdict(list)
+    flows: dict[object, Flow] = {}
+    for tensor, use in enumerate(uses):
+        if use is None:
+            continue
+        writer, _, write = use.write
+        readers = tuple(
+            Reader(
+                group_of[node], (group_of[node], index), number_layouts(node, access), access.times, bool(access.held)
+            )
+            for node, index, access in use.reads
+        )
+        layouts = number_layouts(writer, write)
+        alike = (
+            (group_of[writer], id(layouts), write.times, use.kept_by_program),
+            tuple((reader.key, id(reader.layouts), reader.times, reader.held) for reader in readers),
+        )
+        merged[alike].append(tensor)
+        flows[alike] = Flow((), group_of[writer], layouts, write.times, use.kept_by_program, readers)
+    joined = tuple(
+        Flow(tuple(merged[alike]), flow.group, flow.layouts, flow.times, flow.kept_by_program, flow.readers)
+        for alike, flow in flows.items()
+    )
+    listed = tuple(numbers)
+    pairs = list(dict.fromkeys(pair for flow in joined for reader in flow.readers for pair in list_pairs(flow, reader)))
+    priced = prices.price_pairs([(listed[source], listed[target]) for source, target in pairs])
+    tile_bytes = np.array([layout.tile_bytes for layout in listed], np.int64)
+    beside = {
+        (source, target): max(0, price.peak_bytes - int(tile_bytes[source]) - int(tile_bytes[target]))
+        for (source, target), price in zip(pairs, priced, strict=True)
+    }
+    seconds = {pair: price.seconds for pair, price in zip(pairs, priced, strict=True)}
+    return Tables(groups, group_of, joined, uses, listed, tile_bytes, seconds, beside)
+
+
+def list_pairs(flow: Flow, reader: Reader) -> list[tuple[int, int]]:
+    """The pairs of different layouts in which a tensor may be written and read."""
+    if reader.group == flow.group:
+        pairs = dict.fromkeys(zip(flow.layouts.tolist(), reader.layouts.tolist(), strict=True))
+    else:
+        targets = dict.fromkeys(reader.layouts.tolist())
+        pairs = {(source, target): None for source in dict.fromkeys(flow.layouts.tolist()) for target in targets}
+    return [(source, target) for source, target in pairs if source != target]
+
+
+def _group_nodes(problem: Problem, speed: DeviceSpeed) -> tuple[tuple[Group, ...], tuple[int, ...]]:
+    orders = list_orders(problem)
+    members: dict[object, list[int]] = {}
+    for number, node in enumerate(problem.nodes):
+        members.setdefault(node.tie or number, []).append(number)
+    groups: list[Group] = []
+    group_of = [0] * len(problem.nodes)
+    for numbers in members.values():
+        nodes = [problem.nodes[number] for number in numbers]
+        common = _common_splits(problem, nodes, orders)
+        if not common:
+            names = ", ".join(node.name for node in nodes[:3])
+            raise PlanError(f"no split is allowed for {names}; allow one, or untie them")
+        times = {(node.flops, node.bytes_per_run, node.times, node.sizes): node for node in nodes}
+        seconds = np.zeros(len(common))
+        for alike, node in times.items():
+            many = sum((n.flops, n.bytes_per_run, n.times, n.sizes) == alike for n in nodes)
+            seconds += many * np.array([time_node(problem, node, split, speed) for split in common])
+        for number in numbers:
+            group_of[number] = len(groups)
+        groups.append(Group(tuple(numbers), common, seconds))
+    return tuple(groups), tuple(group_of)
+
+
+def _common_splits(problem: Problem, nodes: Sequence[Node], orders: tuple[tuple[str, ...], ...]) -> tuple[Split, ...]:
+    # Nodes that differ in nothing that a split depends on are listed once.
+    distinct = {(node.sizes, node.splittable, node.only): node for node in nodes}.values()
+    first, *others = [list_splits(node, problem.mesh, orders) for node in distinct]
+    allowed = [set(splits) for splits in others]
+    return tuple(split for split in first if all(split in splits for splits in allowed))

@@ -1,0 +1,345 @@
+"""A problem as a mixed-integer linear program.
+
+    variables                                                      rows
+    x[group, split]      0 or 1                                    one split for each group
+    e[a, l]              a tensor is written in a, read in l       the sum over l is x of what writes in a, and
+                                                                   the sum over a is x of what reads in l
+    m[flow, a, l]        it is moved from a to l                   at least e of each reader: paid once
+
+Given whole x, the rest follows, so that only x need be whole. Each pair (a, l) costs what its plan takes.
+
+Memory enters position by position. What lives at one depends on which copies are kept, so that of the tensors that live
+there, and that several read, the program says more, with the readers in order of position:
+
+    y[read]              0 or 1: the read moves its own copy
+    n[reader, a, l]      that copy: at most e, and 0 unless y
+    u[reader, a, l]      the kept copy is made for this reader, the first: e - n of any is at most the u until then
+    O[position, a]       the tensor itself still lives: a later reader reads it as it is, or moves it
+    C[position, l]       the kept copy lives: it is made by now, and somebody reads it later
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from reshard.synth.choice.assess import list_reused
+from reshard.synth.choice.flows import Flow, Reader, ReadKey, Tables
+from reshard.synth.choice.linear_program import LinearProgram
+from reshard.synth.choice.problem import Problem, Split
+
+Pair: TypeAlias = tuple[int, int]
+"""Numbers of the layouts in which a tensor is written and read."""
+
+Sums: TypeAlias = dict[Pair, list[int]]
+"""For each pair the variables whose sum says whether it is the one that is chosen."""
+
+Weights: TypeAlias = defaultdict[int, float]
+"""A sum of variables with coefficients."""
+
+
+class MemoryRow(NamedTuple):
+    """That a device holds at most the budget at a position, and if a tensor is given, with what its move there needs.
+
+    `how` is "late" or "anew" for the kept or own copy of the reader `which`, "early" for the copy in layout `which`.
+    """
+
+    position: int
+    tensor: int = -1
+    how: str = ""
+    which: int = -1
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """Of each reader of a flow the pairs, its own copies, and the kept copies made for it; the copies made early."""
+
+    pairs: list[Sums]
+    anew: list[Sums]
+    late: list[Sums]
+    early: Sums
+
+
+class LayoutModel:
+    """The program of a problem, with rows for the memory at some positions, each with a margin that it leaves free.
+
+    It minimizes seconds within the budget, or without one the bytes of the rows, in units of `unit` bytes.
+    """
+
+    def __init__(
+        self, problem: Problem, tables: Tables, rows: Mapping[MemoryRow, float], budget: int | None, unit: int = 1
+    ) -> None:
+        self.problem, self.tables = problem, tables
+        self.program = LinearProgram()
+        self.least_memory = budget is None and bool(rows)
+        self.scale = 0.0 if self.least_memory else _scale_seconds(tables)
+        self._grids: dict[object, np.ndarray] = {}
+        self._reads: dict[int, _Reads] = {}
+        self._anew: dict[ReadKey, int] = {}
+        self.columns = [
+            np.array([self.program.add_column(seconds * self.scale, whole=True) for seconds in group.seconds.tolist()])
+            for group in tables.groups
+        ]
+        for columns in self.columns:
+            self.program.add_row(dict.fromkeys(columns.tolist(), 1.0), 1.0, 1.0)
+        detailed = self._list_detailed({row.position for row in rows})
+        for number, flow in enumerate(tables.flows):
+            pairs = [self._sum_pairs(flow, reader) for reader in flow.readers]
+            if number in detailed:
+                self._reads[number] = self._follow_copies(flow, pairs)
+            else:
+                self._price_pairs(flow, pairs)
+                self._reads[number] = _Reads(pairs, [{} for _ in pairs], pairs, pairs[0] if pairs else {})
+        peak = self.program.add_column(1.0, np.inf) if self.least_memory else None
+        for row, margin in rows.items():
+            weights = self._weigh_row(row)
+            scaled = {column: weight / unit for column, weight in weights.items()}
+            if peak is not None:
+                scaled[peak] = -1.0
+            self.program.add_row(scaled, -np.inf, 0.0 if budget is None else (budget - margin) / unit)
+
+    def read_splits(self, values: np.ndarray) -> tuple[tuple[Split, ...], frozenset[tuple[int, int]]]:
+        """The split of each node, and the reads that make their own copies."""
+        chosen = [
+            group.splits[int(np.argmax(values[columns]))]
+            for group, columns in zip(self.tables.groups, self.columns, strict=True)
+        ]
+        apart = {key for key, column in self._anew.items() if values[column] > 0.5}
+        anew = {
+            (node, index)
+            for use in self.tables.uses
+            if use is not None and use.asks_what_to_keep
+            for node, index, _ in use.reads
+            if (self.tables.group_of[node], index) in apart
+        }
+        return tuple(chosen[group] for group in self.tables.group_of), frozenset(anew)
+
+    def _list_detailed(self, positions: Iterable[int]) -> set[int]:
+        """The flows of which rows at these positions ask which copies are kept."""
+        if not positions:
+            return set()
+        flows = self.tables.flows
+        uses = [self.tables.uses[flow.tensors[0]] for flow in flows]
+        asks = [use is not None and use.asks_what_to_keep for use in uses]
+        found = {
+            number
+            for number, flow in enumerate(flows)
+            if asks[number] and any(self._lives_at(tensor, p) for tensor in flow.tensors for p in positions)
+        }
+        # A read that is made anew is so in all tied nodes, hence in all flows that they read.
+        while True:
+            keys = {reader.key for number in found for reader in flows[number].readers}
+            more = {
+                number
+                for number, flow in enumerate(flows)
+                if asks[number] and number not in found and any(reader.key in keys for reader in flow.readers)
+            }
+            if not more:
+                return found
+            found |= more
+
+    def _lives_at(self, tensor: int, position: int) -> bool:
+        use, about = self.tables.uses[tensor], self.problem.tensors[tensor]
+        return use is not None and about.born <= position <= max(about.dies, use.last)
+
+    def _sum_pairs(self, flow: Flow, reader: Reader) -> Sums:
+        """The sums of variables that say in which pair of layouts a flow is written and read."""
+        writer, columns = self.columns[flow.group], self.columns[reader.group]
+        found: Sums = {}
+        if flow.group == reader.group:
+            for column, pair in zip(writer.tolist(), zip(flow.layouts, reader.layouts, strict=True), strict=True):
+                found.setdefault((int(pair[0]), int(pair[1])), []).append(column)
+            return found
+        sources, source_of = _number_distinct(flow.layouts)
+        targets, target_of = _number_distinct(reader.layouts)
+        if len(targets) == 1:
+            return {(source, targets[0]): writer[source_of == i].tolist() for i, source in enumerate(sources)}
+        if len(sources) == 1:
+            return {(sources[0], target): columns[target_of == i].tolist() for i, target in enumerate(targets)}
+        # Two tensors that the same groups write and read in as many layouts, split for split, share these variables.
+        alike = (flow.group, source_of.tobytes(), reader.group, target_of.tobytes())
+        grid = self._grids.get(alike)
+        if grid is None:
+            new = [self.program.add_column() for _ in range(len(sources) * len(targets))]
+            grid = self._grids[alike] = np.array(new).reshape(len(sources), len(targets))
+            for table, ends, of in ((grid, writer, source_of), (grid.T, columns, target_of)):
+                for number, entries in enumerate(table.tolist()):
+                    whole = ends[of == number].tolist()
+                    self.program.add_row(dict.fromkeys(entries, 1.0) | dict.fromkeys(whole, -1.0), 0.0, 0.0)
+        return {(a, b): [int(grid[i, k])] for i, a in enumerate(sources) for k, b in enumerate(targets)}
+
+    def _cost(self, pair: Pair, times: int) -> float:
+        # A move that no plan makes takes forever: whoever prices it forbids its variables.
+        return self.tables.seconds[pair] * self.scale * times if self.scale else 0.0
+
+    def _price_pairs(self, flow: Flow, pairs: list[Sums]) -> None:
+        """What each reader's pairs cost, those of several once, if all of them keep their copies."""
+        # Readers of the same group in the same layouts have the very same variables.
+        owners: defaultdict[Pair, dict[tuple[int, ...], list[int]]] = defaultdict(dict)
+        for sums in pairs:
+            for pair, columns in sums.items():
+                if pair[0] != pair[1]:
+                    owners[pair][tuple(columns)] = columns
+        for pair, sharing in owners.items():
+            if self.tables.seconds[pair] == np.inf:
+                self._forbid(column for columns in sharing.values() for column in columns)
+                continue
+            cost = self._cost(pair, flow.times * len(flow.tensors))
+            if cost and len(sharing) == 1:
+                for column in next(iter(sharing.values())):
+                    self.program.costs[column] += cost
+            elif cost:
+                paid = self.program.add_column(cost)
+                for columns in sharing.values():
+                    self.program.add_row({paid: 1.0} | dict.fromkeys(columns, -1.0), 0.0)
+
+    def _forbid(self, columns: Iterable[int]) -> None:
+        for column in columns:
+            self.program.upper[column] = 0.0
+
+    def _follow_copies(self, flow: Flow, pairs: list[Sums]) -> _Reads:
+        """What each reader's pairs cost, whichever copies are kept, and for whom they are made."""
+        many, tile_bytes = len(flow.tensors), self.tables.tile_bytes
+        reads = _Reads(pairs, [{} for _ in pairs], [{} for _ in pairs], {})
+        until: defaultdict[Pair, list[int]] = defaultdict(list)
+        for reader, sums, anew, late in zip(flow.readers, pairs, reads.anew, reads.late, strict=True):
+            apart = self._anew.get(reader.key)
+            if apart is None:
+                apart = self._anew[reader.key] = self.program.add_column(whole=True)
+            moved = {pair: columns for pair, columns in sums.items() if pair[0] != pair[1]}
+            own: dict[int, float] = {}
+            kept: Weights = defaultdict(float)
+            for pair, columns in moved.items():
+                if self.tables.seconds[pair] == np.inf:
+                    self._forbid(columns)
+                    continue
+                copy = self.program.add_column(self._cost(pair, reader.times * many))
+                anew[pair] = [copy]
+                own[copy] = 1.0
+                # What is kept of a pair: e - n.
+                remains = dict.fromkeys(columns, 1.0) | {copy: -1.0}
+                for column, weight in remains.items():
+                    kept[column] += weight
+                self.program.add_row(remains, 0.0, np.inf)
+                cost = self._cost(pair, flow.times * many)
+                if tile_bytes[pair[1]] < tile_bytes[pair[0]] and not flow.kept_by_program:
+                    if pair not in reads.early:
+                        reads.early[pair] = [self.program.add_column(cost)]
+                    self.program.add_row({reads.early[pair][0]: -1.0} | remains, -np.inf, 0.0)
+                    continue
+                made = self.program.add_column(cost)
+                late[pair] = [made]
+                self.program.add_row({made: -1.0} | remains, 0.0, np.inf)
+                until[pair].append(made)
+                # Made once, for this reader or one before: were it free to be made again, it would live nowhere.
+                self.program.add_row(dict.fromkeys(until[pair], -1.0) | remains, -np.inf, 0.0)
+            self.program.add_row({apart: -1.0} | own, -np.inf, 0.0)
+            kept[apart] += 1.0
+            self.program.add_row(kept, -np.inf, 1.0)
+        for makers in until.values():
+            self.program.add_row(dict.fromkeys(makers, 1.0), 0.0, 1.0)
+        return reads
+
+    def _weigh_row(self, row: MemoryRow) -> Weights:
+        """The bytes that a device holds at a position, as a sum of variables."""
+        held: Weights = defaultdict(float)
+        position, tables = row.position, self.tables
+        for number, flow in enumerate(tables.flows):
+            for tensor in flow.tensors:
+                if self._lives_at(tensor, position):
+                    self._weigh_tensor(held, flow, self._reads[number], tensor, position)
+                if tensor != row.tensor:
+                    continue
+                reads = self._reads[number]
+                copies = reads.early if row.how == "early" else getattr(reads, row.how)[row.which]
+                for pair, columns in copies.items():
+                    if pair[0] != pair[1] and (row.how != "early" or pair[1] == row.which):
+                        for column in columns:
+                            held[column] += tables.beside[pair]
+        for group, columns in zip(tables.groups, self.columns, strict=True):
+            for node in (self.problem.nodes[number] for number in group.nodes):
+                if any(self.problem.tensors[node.writes[write].tensor].born == position for _, write in node.reuses):
+                    for column, split in zip(columns.tolist(), group.splits, strict=True):
+                        held[column] -= sum(n for at, n in list_reused(self.problem, node, split) if at == position)
+        return held
+
+    def _weigh_tensor(self, held: Weights, flow: Flow, reads: _Reads, tensor: int, position: int) -> None:
+        use, about, tile_bytes = self.tables.uses[tensor], self.problem.tensors[tensor], self.tables.tile_bytes
+        assert use is not None  # it lives
+        if about.born <= about.dies and (position == about.born or (flow.kept_by_program and position <= about.dies)):
+            for column, layout in zip(self.columns[flow.group].tolist(), flow.layouts.tolist(), strict=True):
+                held[column] += float(tile_bytes[layout])
+        itself: list[dict[int, Weights]] = []
+        copies: list[dict[int, Weights]] = []
+        for number, (_, _, access) in enumerate(use.reads):
+            if access.at == position:
+                for pair, columns in reads.anew[number].items():
+                    for column in columns:
+                        held[column] += float(tile_bytes[pair[1]])
+            if access.last < position:
+                continue
+            needs: dict[int, Weights] = defaultdict(lambda: defaultdict(float))
+            keeps: dict[int, Weights] = defaultdict(lambda: defaultdict(float))
+            for pair, columns in reads.pairs[number].items():
+                source, target = pair
+                if source == target:
+                    _add_weights(needs[source], columns, 1.0)
+                    continue
+                _add_weights(needs[source], reads.anew[number].get(pair, ()), 1.0)
+                _add_weights(keeps[target], columns, 1.0)
+                _add_weights(keeps[target], reads.anew[number].get(pair, ()), -1.0)
+                if tile_bytes[target] < tile_bytes[source] and not flow.kept_by_program:
+                    continue
+                if access.first >= position:
+                    _add_weights(needs[source], reads.late[number].get(pair, ()), 1.0)
+                for other, (_, _, later) in enumerate(use.reads):
+                    if later.first > position:
+                        _add_weights(keeps[target], reads.late[other].get(pair, ()), -1.0)
+            itself.append(needs)
+            copies.append(keeps)
+        if about.born < position and about.born <= about.dies and not flow.kept_by_program:
+            self._hold_any(held, itself)
+        self._hold_any(held, copies)
+
+    def _hold_any(self, held: Weights, readers: list[dict[int, Weights]]) -> None:
+        """Adds the tile of each layout that any reader needs."""
+        needed: defaultdict[int, list[Weights]] = defaultdict(list)
+        for reader in readers:
+            for layout, weights in reader.items():
+                terms: Weights = defaultdict(float, {column: value for column, value in weights.items() if value})
+                if terms:
+                    needed[layout].append(terms)
+        for layout, asked in needed.items():
+            nbytes = float(self.tables.tile_bytes[layout])
+            if len(asked) == 1:
+                for column, weight in asked[0].items():
+                    held[column] += nbytes * weight
+                continue
+            lives = self.program.add_column()
+            held[lives] += nbytes
+            for weights in asked:
+                self.program.add_row({lives: -1.0} | weights, -np.inf, 0.0)
+
+
+def _add_weights(weights: Weights, columns: Iterable[int], value: float) -> None:
+    for column in columns:
+        weights[column] += value
+
+
+def _number_distinct(layouts: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """The distinct numbers, in order of appearance, and for each entry the place of its own among them."""
+    places: dict[int, int] = {}
+    places_of = np.array([places.setdefault(layout, len(places)) for layout in layouts.tolist()], np.int64)
+    return list(places), places_of
+
+
+def _scale_seconds(tables: Tables) -> float:
+    """A factor that brings the seconds of a typical choice to about a thousand, far above the solver's tolerances."""
+    total = sum(float(group.seconds.mean()) for group in tables.groups)
+    prices = [seconds for seconds in tables.seconds.values() if seconds < np.inf]
+    total += len(tables.flows) * sum(prices) / max(1, len(prices))
+    return 1e3 / total if total > 0 else 1.0

@@ -1,0 +1,77 @@
+"""Linear programs with whole variables, grown variable by variable and row by row, and solved by SciPy's HiGHS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from reshard.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Values of the variables, None where none were found, and a lower bound on the objective.
+
+    `impossible` says that there are none.
+    """
+
+    values: np.ndarray | None
+    bound: float
+    impossible: bool
+
+
+class LinearProgram:
+    """Variables from 0 to an upper bound, some of them whole numbers, and sums of them with bounds of their own."""
+
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+        self.upper: list[float] = []
+        self._whole: list[int] = []
+        # Entries of the matrix of all rows, and the bounds of the rows.
+        self._row_numbers: list[int] = []
+        self._columns: list[int] = []
+        self._values: list[float] = []
+        self._low: list[float] = []
+        self._high: list[float] = []
+
+    def add_column(self, cost: float = 0.0, upper: float = 1.0, whole: bool = False) -> int:
+        """A new variable."""
+        self.costs.append(cost)
+        self.upper.append(upper)
+        self._whole.append(int(whole))
+        return len(self.costs) - 1
+
+    def add_row(self, weights: Mapping[int, float], low: float = -np.inf, high: float = np.inf) -> None:
+        """A sum of variables with coefficients, which must lie between `low` and `high`."""
+        self._row_numbers.extend([len(self._low)] * len(weights))
+        self._columns.extend(weights.keys())
+        self._values.extend(weights.values())
+        self._low.append(low)
+        self._high.append(high)
+
+    def solve(self, gap: float, time_limit: float) -> Solution:
+        """The least cost within a relative `gap`, or the least that is found in so many seconds."""
+        try:
+            optimize: Any = import_module("scipy.optimize")
+            sparse: Any = import_module("scipy.sparse")
+        except ImportError:
+            raise PlanError("choosing layouts needs scipy: pip install scipy") from None
+        constraints: list[Any] = []
+        if self._low:
+            entries = (self._values, (self._row_numbers, self._columns))
+            matrix = sparse.coo_array(entries, shape=(len(self._low), len(self.costs))).tocsr()
+            constraints = [optimize.LinearConstraint(matrix, self._low, self._high)]
+        found = optimize.milp(
+            self.costs,
+            integrality=self._whole,
+            bounds=optimize.Bounds(0.0, self.upper),
+            constraints=constraints,
+            options={"mip_rel_gap": gap, "time_limit": max(time_limit, 0.1)},
+        )
+        bound = -np.inf if found.mip_dual_bound is None else float(found.mip_dual_bound)
+        # Status 2 is infeasible, 4 "infeasible or unbounded", and what is chosen here is bounded.
+        return Solution(found.x, bound, found.status in (2, 4))
