@@ -205,57 +205,11 @@ def random_problem(rng, most_nodes=8):
     mesh = rng.choice([Mesh(x=2), Mesh(x=2, y=2), Mesh(x=4, y=2), Mesh(x=3, y=2)])
     count = rng.randint(2, most_nodes)
     loop = tuple(sorted(rng.sample(range(1, count + 1), 2))) if count > 3 and rng.random() < 0.4 else (count, count)
-    nodes, shapes, made_at = [], [], []
-    accesses = lambda n, dims, **more: Access(n, dims, len(nodes), times=trips, **more)  # noqa: E731
+    nodes, shapes = [], []
     for number in range(count):
-        inside = loop[0] <= number < loop[1]
-        trips = 3 if inside else 1
-
-        def read(tensor, dims, inside=inside):
-            outside = inside and not loop[0] <= made_at[tensor] < loop[1]
-            return accesses(tensor, dims, held=(loop[0], loop[1] - 1) if outside else None)
-
-        kinds = ["source"] if not shapes else ["source", "same", "same", "product", "reduce", "two"]
-        kind = rng.choice(kinds)
-        if kind == "source":
-            shape = rng.choice([(12,), (12, 4), (4, 12), (12, 12)])
-            sizes, reads = shape, ()
-            out = tuple((i,) for i in range(len(shape)))
-            sums, reduced = (), ()
-        else:
-            tensor = rng.randrange(len(shapes))
-            shape = shapes[tensor]
-            rank = len(shape)
-            own = tuple((i,) for i in range(rank))
-            sizes, sums, out, reads = shape, (), own, (read(tensor, own),)
-            if kind == "reduce" and rank == 2:
-                out, sums, shape = ((0,),), (1,), shape[:1]
-            elif kind == "product" and rank == 2:
-                others = [n for n, s in enumerate(shapes) if len(s) == 2 and s[0] == shape[1]]
-                if others:
-                    other = rng.choice(others)
-                    sizes, out, sums = (*shape, shapes[other][1]), ((0,), (2,)), (1,)
-                    reads = (*reads, read(other, ((1,), (2,))))
-                    shape = (shape[0], shapes[other][1])
-            elif kind == "two":
-                others = [n for n, s in enumerate(shapes) if s == shape]
-                reads = (*reads, read(rng.choice(others), own))
-            elif kind == "same" and shape[0] == 12 and rng.random() < 0.3:
-                # The dim in two factors, as of a reshape: 12 = 3 * 4.
-                sizes, own = (3, 4, *shape[1:]), ((0, 1), *((i + 1,) for i in range(1, rank)))
-                reads, out = (read(tensor, own),), own
-        if rng.random() < 0.15:
-            sizes, sums = (*sizes, 0), (*sums, len(sizes))
-            reads = tuple(replace(r, sums=(len(sizes) - 1,)) for r in reads)
-        splittable = frozenset(f for f in range(len(sizes)) if rng.random() < 0.9)
-        write = accesses(len(shapes), out, sums=sums)
-        work = rng.choice([0.0, rng.uniform(0, 5e3)])
-        reuses = ((0, 0),) if reads and rng.random() < 0.5 else ()
-        nodes.append(
-            Node(f"{kind}{number}", tuple(sizes), splittable, reads, (write,), work, work / 2, trips, reuses=reuses)
-        )
+        node, shape = _random_node(rng, number, shapes, loop)
+        nodes.append(node)
         shapes.append(tuple(shape))
-        made_at.append(number)
     tensors = []
     for number, shape in enumerate(shapes):
         last = max([number, *(a.last for node in nodes for a in node.reads if a.tensor == number)])
@@ -269,10 +223,55 @@ def random_problem(rng, most_nodes=8):
             nodes[number] = replace(node, only=tuple(rng.sample(ways, most)))
     # Nodes that look alike are tied, and have the same splits.
     for one, two in itertools.combinations(range(count), 2):
-        same = [(n.sizes, n.splittable, len(n.reads), n.writes[0].sums) for n in (nodes[one], nodes[two])]
+        same = [(n.sizes, n.splittable, len(n.reads), n.writes[0].sums, n.times) for n in (nodes[one], nodes[two])]
         if same[0] == same[1] and not nodes[one].tie and rng.random() < 0.5:
             nodes[one] = replace(nodes[one], tie=f"tie{one}")
             nodes[two] = replace(nodes[two], tie=f"tie{one}", only=nodes[one].only)
-            if nodes[one].only is None:
-                nodes[two] = replace(nodes[two], only=None)
     return replace(problem, nodes=tuple(nodes))
+
+
+def _random_node(rng, number, shapes, loop):
+    """A node that writes the tensor of its number, and the shape of that."""
+    inside = loop[0] <= number < loop[1]
+    trips = 3 if inside else 1
+    # What a loop makes is read inside it alone.
+    there = [n for n in range(number) if inside or not loop[0] <= n < loop[1]]
+
+    def read(tensor, dims):
+        held = (loop[0], loop[1] - 1) if inside and not loop[0] <= tensor < loop[1] else None
+        return Access(tensor, dims, number, trips, held=held)
+
+    kind = rng.choice(["source", "same", "same", "product", "reduce", "two"] if there else ["source"])
+    if kind == "source":
+        shape = sizes = rng.choice([(12,), (12, 4), (4, 12), (12, 12)])
+        out, reads, sums = tuple((i,) for i in range(len(shape))), (), ()
+    else:
+        tensor = rng.choice(there)
+        shape = sizes = shapes[tensor]
+        own = out = tuple((i,) for i in range(len(shape)))
+        sums, reads = (), (read(tensor, own),)
+        if kind == "reduce" and len(shape) == 2:
+            out, sums, shape = ((0,),), (1,), shape[:1]
+        elif kind == "product" and len(shape) == 2:
+            others = [n for n in there if len(shapes[n]) == 2 and shapes[n][0] == shape[1]]
+            if others:
+                other = rng.choice(others)
+                sizes, out, sums = (*shape, shapes[other][1]), ((0,), (2,)), (1,)
+                reads = (*reads, read(other, ((1,), (2,))))
+                shape = (shape[0], shapes[other][1])
+        elif kind == "two":
+            reads = (*reads, read(rng.choice([n for n in there if shapes[n] == shape]), own))
+        elif kind == "same" and shape[0] == 12 and rng.random() < 0.3:
+            # The dim in two factors, as of a reshape: 12 = 3 * 4.
+            sizes, out = (3, 4, *shape[1:]), ((0, 1), *((i + 1,) for i in range(1, len(shape))))
+            reads = (read(tensor, out),)
+    if rng.random() < 0.15:
+        sums, sizes = (*sums, len(sizes)), (*sizes, 0)
+        reads = tuple(replace(access, sums=(len(sizes) - 1,)) for access in reads)
+    splittable = frozenset(f for f in range(len(sizes)) if rng.random() < 0.9)
+    write = Access(number, out, number, trips, sums=sums)
+    work = rng.choice([0.0, rng.uniform(0, 5e3)])
+    reuses = ((0, 0),) if reads and rng.random() < 0.5 else ()
+    return Node(
+        f"{kind}{number}", tuple(sizes), splittable, reads, (write,), work, work / 2, trips, reuses=reuses
+    ), shape

@@ -5,6 +5,9 @@ prices        what moves between layouts cost, those of the planner's own plans
 device_speed  what work costs on one device: published and measured rates
 splits        every split that a node may have
 assess        the moves, seconds and bytes of a choice, and what a device holds meanwhile
+milp          the best splits within a budget, and the smallest budget
+flows         a problem as tables of groups that are split alike, and of what flows between them
+layout_model  those tables as a linear program, with rows for memory, which linear_program solves
 
 For example, `h = x @ w; y = relu(h) @ v` on `<x=4, y=2>`: two products, each a node with three factors (rows, columns,
 and what is summed), and a tensor `h` that the first writes and the second reads. Splitting the rows of both along x
@@ -15,6 +18,8 @@ from reshard.synth.choice.assess import PlacedMove as PlacedMove
 from reshard.synth.choice.assess import assess_splits as assess_splits
 from reshard.synth.choice.assess import list_moves as list_moves
 from reshard.synth.choice.device_speed import DeviceSpeed as DeviceSpeed
+from reshard.synth.choice.milp import choose_splits as choose_splits
+from reshard.synth.choice.milp import smallest_budget as smallest_budget
 from reshard.synth.choice.prices import MovePrice as MovePrice
 from reshard.synth.choice.prices import MovePrices as MovePrices
 from reshard.synth.choice.problem import Access as Access

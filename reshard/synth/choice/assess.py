@@ -161,8 +161,8 @@ def list_reused(problem: Problem, node: Node, split: Split) -> list[tuple[int, i
         source, target = node.reads[read], node.writes[write]
         born = problem.tensors[target.tensor].born
         dies = problem.tensors[source.tensor].dies
-        # Only what is read for the last time by the very operation that writes can be written over.
-        if not (dies == source.last == source.at == born) or {("read", read), ("write", write)} & taken:
+        # Only what is read for the last time by the very operation that writes can be written over, in no later trip.
+        if source.held is not None or not (dies == source.at == born) or {("read", read), ("write", write)} & taken:
             continue
         before, after = (access_layout(problem, node, access, split).tile_bytes for access in (source, target))
         # Compilers let a result take an operand's place only if they are equally large.

@@ -44,7 +44,7 @@ def choose_splits(
     most = None if budget is None else max(0, budget - extra_bytes)
     rows: dict[MemoryRow, float] = {}
     while True:
-        model = LayoutModel(problem, tables, rows, most, unit=max(1, most or 1))
+        model = LayoutModel(problem, tables, rows, most, unit=_round_unit(most or 1))
         found = model.program.solve(gap, until - time.monotonic())
         if found.values is None and found.impossible:
             least = _minimize_memory(problem, tables, prices, speed, until, gap)
@@ -87,13 +87,18 @@ def _minimize_memory(
         if best.peak_bytes <= least * (1 + gap) + 0.5 or time.monotonic() > until:
             break
         _add_rows(rows, problem, tables, prices, chosen, int(least))
-        unit = max(1, best.peak_bytes)
+        unit = _round_unit(best.peak_bytes)
         model = LayoutModel(problem, tables, rows, None, unit)
         found = model.program.solve(gap / 2, until - time.monotonic())
         least = max(least, found.bound * unit)
     if best is None:
         raise PlanError("no choice of layouts was found in time: give a longer time_limit")
     return best
+
+
+def _round_unit(nbytes: int) -> int:
+    """A power of two near so many bytes: coefficients stay exact. With others, HiGHS has cut off the best solution."""
+    return 1 << max(0, nbytes.bit_length() - 1)
 
 
 def _add_rows(

@@ -1,0 +1,104 @@
+"""Choices of layouts against every choice there is, of random small programs counted by an oracle of its own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+import reshard as rs
+from reshard.errors import BudgetError, PlanError
+from reshard.synth.choice import Access, DeviceSpeed, MovePrices, Node, Problem, Tensor, assess_splits, list_moves
+from reshard.synth.choice.milp import choose_splits, smallest_budget
+from tests.synth.choice_oracle import INFINITE, SPEED, Enumeration, TablePrices, random_problem
+
+
+def enumerate_case(seed, most=1500):
+    """A random problem that has few enough assignments to try all of them."""
+    rng = random.Random(seed)
+    while True:
+        problem = random_problem(rng)
+        every = Enumeration(problem, seed, most)
+        if every.found:
+            return rng, problem, every
+
+
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 40))])
+def test_every_figure_and_the_best_choice_are_those_of_enumeration(seed):
+    rng, problem, every = enumerate_case(seed)
+    prices = TablePrices(problem.mesh, seed)
+    for seconds, peak, splits, anew in rng.sample(every.found, min(10, len(every.found))):
+        assessed = assess_splits(problem, splits, anew, prices, SPEED)
+        assert (assessed.seconds, assessed.peak_bytes) == (pytest.approx(seconds), peak)
+    peaks = sorted({peak for seconds, peak, *_ in every.found if seconds < INFINITE})
+    if not peaks:
+        return
+    fastest = min(peak for seconds, peak, *_ in every.found if seconds == every.best())
+    # Budgets that bind, if any do: those below the peak of the fastest choice.
+    for budget in [None, *rng.sample(peaks, 1), *[peak for peak in peaks if peak < fastest][-1:]]:
+        chosen = choose_splits(problem, prices, SPEED, budget, gap=0.0)
+        best = every.best(INFINITE if budget is None else budget)
+        assert chosen.seconds == pytest.approx(best, abs=1e-6)
+        assert chosen.bound_seconds == pytest.approx(best, abs=1e-3)
+        assert budget is None or chosen.peak_bytes <= budget
+    assert smallest_budget(problem, prices, SPEED, gap=0.0).peak_bytes == peaks[0]
+    with pytest.raises(BudgetError) as refused:
+        choose_splits(problem, prices, SPEED, peaks[0] - 1 + 7, extra_bytes=7, gap=0.0)
+    assert refused.value.smallest == peaks[0] + 7
+
+
+MESH = rs.Mesh(x=4, y=2)
+
+
+def two_products(batch=4096, wide=8192):
+    """h = x @ w, read by two products: the batch split needs no moves of h, another gathers it."""
+    rows, columns = Access(0, ((0,), (1,)), 0), Access(1, ((0,), (1,)), 1)
+    x, w = (
+        Node(n, (a, b), frozenset({0, 1}), (), (access,))
+        for n, a, b, access in [("x", batch, wide, rows), ("w", wide, wide, columns)]
+    )
+    product = Node(
+        "h",
+        (batch, wide, wide),
+        frozenset({0, 1, 2}),
+        (Access(0, ((0,), (1,)), 2), Access(1, ((1,), (2,)), 2)),
+        (Access(2, ((0,), (2,)), 2, sums=(1,)),),
+        2.0 * batch * wide * wide,
+        4.0 * 3 * wide * wide,
+    )
+    tensors = (
+        Tensor("x", (batch, wide), "f32", 0, 2),
+        Tensor("w", (wide, wide), "f32", 1, 9),
+        Tensor("h", (batch, wide), "f32", 2, 3),
+    )
+    read = Node("out", (batch, wide), frozenset(), (Access(2, ((0,), (1,)), 3),), ())
+    return Problem(MESH, tensors, (x, w, product, read))
+
+
+def test_real_prices_are_those_of_plans_and_what_is_fixed_stays():
+    problem = two_products()
+    prices, speed = MovePrices(MESH, "tpu-v5p"), DeviceSpeed.preset("tpu-v5p")
+    fixed = (("y", "x"), ())
+    problem = replace(problem, nodes=(replace(problem.nodes[0], only=(fixed,)), *problem.nodes[1:]))
+    chosen = choose_splits(problem, prices, speed)
+    assert chosen.splits[0] == fixed
+    # The order of a fixed batch is open to whoever reads it: nothing is put in another order.
+    assert chosen.splits[2][0] == ("y", "x")
+    moves = list_moves(problem, chosen.splits, chosen.anew)
+    plans = [rs.plan(move.source, move.target, network="tpu-v5p") for move in moves]
+    assert chosen.move_seconds == pytest.approx(
+        sum(move.times * p.seconds for move, p in zip(moves, plans, strict=True))
+    )
+    assert chosen.received_bytes == sum(move.times * p.received_bytes for move, p in zip(moves, plans, strict=True))
+    assert chosen.gap <= 1e-3
+
+
+def test_whoever_is_tied_to_what_cannot_be_split_alike_is_told():
+    problem = two_products()
+    nodes = [
+        replace(problem.nodes[0], tie="t", only=((("x",), ()),)),
+        replace(problem.nodes[1], tie="t", only=(((), ()),)),
+    ]
+    with pytest.raises(PlanError, match="no split is allowed for x, w"):
+        choose_splits(replace(problem, nodes=(*nodes, *problem.nodes[2:])), MovePrices(MESH, "h100"), SPEED)
