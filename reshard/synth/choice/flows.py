@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,12 +25,12 @@ from reshard.synth.choice.problem import Access, Node, Problem, Split, access_la
 from reshard.synth.choice.splits import list_orders, list_splits
 from reshard.types.layout import Layout
 
-ReadKey = tuple[int, int]
+ReadKey: TypeAlias = tuple[int, int]
 """A group, and the number of a read of each of its nodes: what is kept or made anew alike."""
 
 
 @dataclass(frozen=True)
-class Group:
+class TiedNodes:
     """Nodes that are split alike, the splits that they may have, and the seconds of all of them in each."""
 
     nodes: tuple[int, ...]
@@ -38,7 +39,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Reader:
+class FlowReader:
     """A read of a flow: by which group, as the number of which of its reads, in which layout for each of its splits."""
 
     group: int
@@ -49,7 +50,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Flow:
+class TensorFlow:
     """Tensors that are written and read alike by the same groups; `layouts` for each split of the writer."""
 
     tensors: tuple[int, ...]
@@ -57,16 +58,16 @@ class Flow:
     layouts: np.ndarray
     times: int
     kept_by_program: bool
-    readers: tuple[Reader, ...]
+    readers: tuple[FlowReader, ...]
 
 
 @dataclass(frozen=True)
-class Tables:
+class ChoiceTables:
     """Groups and flows of a problem, the distinct layouts, and of each pair that a flow may need its price."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[TiedNodes, ...]
     group_of: tuple[int, ...]
-    flows: tuple[Flow, ...]
+    flows: tuple[TensorFlow, ...]
     uses: tuple[TensorUse | None, ...]
     layouts: tuple[Layout, ...]
     tile_bytes: np.ndarray
@@ -74,7 +75,7 @@ class Tables:
     beside: dict[tuple[int, int], int]
 
 
-def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -> Tables:
+def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -> ChoiceTables:
     """The tables of a problem. Raises `PlanError` for nodes without any split that all who are tied have in common."""
     groups, group_of = _group_nodes(problem, speed)
     numbers: dict[Layout, int] = {}
@@ -92,13 +93,13 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
 
     uses = tuple(list_uses(problem))
     merged: defaultdict[object, list[int]] = defaultdict(list)
-    flows: dict[object, Flow] = {}
+    flows: dict[object, TensorFlow] = {}
     for tensor, use in enumerate(uses):
         if use is None:
             continue
         writer, _, write = use.write
         readers = tuple(
-            Reader(
+            FlowReader(
                 group_of[node], (group_of[node], index), number_layouts(node, access), access.times, bool(access.held)
             )
             for node, index, access in use.reads
@@ -108,13 +109,15 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
             (group_of[writer], id(layouts), write.times, use.kept_by_program),
             tuple((reader.key, id(reader.layouts), reader.times, reader.held) for reader in readers),
         )
+        # Flows that agree in all that costs depend on are one, as often as there are tensors.
         merged[alike].append(tensor)
-        flows[alike] = Flow((), group_of[writer], layouts, write.times, use.kept_by_program, readers)
+        flows[alike] = TensorFlow((), group_of[writer], layouts, write.times, use.kept_by_program, readers)
     joined = tuple(
-        Flow(tuple(merged[alike]), flow.group, flow.layouts, flow.times, flow.kept_by_program, flow.readers)
+        TensorFlow(tuple(merged[alike]), flow.group, flow.layouts, flow.times, flow.kept_by_program, flow.readers)
         for alike, flow in flows.items()
     )
     listed = tuple(numbers)
+    # All prices at once: whoever plans them can share work between equal forms.
     pairs = list(dict.fromkeys(pair for flow in joined for reader in flow.readers for pair in list_pairs(flow, reader)))
     priced = prices.price_pairs([(listed[source], listed[target]) for source, target in pairs])
     tile_bytes = np.array([layout.tile_bytes for layout in listed], np.int64)
@@ -123,12 +126,13 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
         for (source, target), price in zip(pairs, priced, strict=True)
     }
     seconds = {pair: price.seconds for pair, price in zip(pairs, priced, strict=True)}
-    return Tables(groups, group_of, joined, uses, listed, tile_bytes, seconds, beside)
+    return ChoiceTables(groups, group_of, joined, uses, listed, tile_bytes, seconds, beside)
 
 
-def list_pairs(flow: Flow, reader: Reader) -> list[tuple[int, int]]:
+def list_pairs(flow: TensorFlow, reader: FlowReader) -> list[tuple[int, int]]:
     """The pairs of different layouts in which a tensor may be written and read."""
     if reader.group == flow.group:
+        # A node that reads what it writes itself, as a softmax its maximum: one split says both layouts.
         pairs = dict.fromkeys(zip(flow.layouts.tolist(), reader.layouts.tolist(), strict=True))
     else:
         targets = dict.fromkeys(reader.layouts.tolist())
@@ -136,12 +140,12 @@ def list_pairs(flow: Flow, reader: Reader) -> list[tuple[int, int]]:
     return [(source, target) for source, target in pairs if source != target]
 
 
-def _group_nodes(problem: Problem, speed: DeviceSpeed) -> tuple[tuple[Group, ...], tuple[int, ...]]:
+def _group_nodes(problem: Problem, speed: DeviceSpeed) -> tuple[tuple[TiedNodes, ...], tuple[int, ...]]:
     orders = list_orders(problem)
     members: dict[object, list[int]] = {}
     for number, node in enumerate(problem.nodes):
         members.setdefault(node.tie or number, []).append(number)
-    groups: list[Group] = []
+    groups: list[TiedNodes] = []
     group_of = [0] * len(problem.nodes)
     for numbers in members.values():
         nodes = [problem.nodes[number] for number in numbers]
@@ -149,6 +153,7 @@ def _group_nodes(problem: Problem, speed: DeviceSpeed) -> tuple[tuple[Group, ...
         if not common:
             names = ", ".join(node.name for node in nodes[:3])
             raise PlanError(f"no split is allowed for {names}; allow one, or untie them")
+        # Layers of equal work are timed once and counted.
         times = {(node.flops, node.bytes_per_run, node.times, node.sizes): node for node in nodes}
         seconds = np.zeros(len(common))
         for alike, node in times.items():
@@ -156,13 +161,14 @@ def _group_nodes(problem: Problem, speed: DeviceSpeed) -> tuple[tuple[Group, ...
             seconds += many * np.array([time_node(problem, node, split, speed) for split in common])
         for number in numbers:
             group_of[number] = len(groups)
-        groups.append(Group(tuple(numbers), common, seconds))
+        groups.append(TiedNodes(tuple(numbers), common, seconds))
     return tuple(groups), tuple(group_of)
 
 
 def _common_splits(problem: Problem, nodes: Sequence[Node], orders: tuple[tuple[str, ...], ...]) -> tuple[Split, ...]:
     # Nodes that differ in nothing that a split depends on are listed once.
     distinct = {(node.sizes, node.splittable, node.only): node for node in nodes}.values()
+    # In the order of the first, so that the same problem always gives the same choice.
     first, *others = [list_splits(node, problem.mesh, orders) for node in distinct]
     allowed = [set(splits) for splits in others]
     return tuple(split for split in first if all(split in splits for splits in allowed))

@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from reshard.synth.choice.assess import list_reused
-from reshard.synth.choice.flows import Flow, Reader, ReadKey, Tables
+from reshard.synth.choice.flows import ChoiceTables, FlowReader, ReadKey, TensorFlow
 from reshard.synth.choice.linear_program import LinearProgram
 from reshard.synth.choice.problem import Problem, Split
 
@@ -71,10 +71,11 @@ class LayoutModel:
     """
 
     def __init__(
-        self, problem: Problem, tables: Tables, rows: Mapping[MemoryRow, float], budget: int | None, unit: int = 1
+        self, problem: Problem, tables: ChoiceTables, rows: Mapping[MemoryRow, float], budget: int | None, unit: int = 1
     ) -> None:
         self.problem, self.tables = problem, tables
         self.program = LinearProgram()
+        # Seconds and bytes are never weighed against each other: one is minimized, the other bounded or free.
         self.least_memory = budget is None and bool(rows)
         self.scale = 0.0 if self.least_memory else _scale_seconds(tables)
         self._grids: dict[object, np.ndarray] = {}
@@ -86,6 +87,7 @@ class LayoutModel:
         ]
         for columns in self.columns:
             self.program.add_row(dict.fromkeys(columns.tolist(), 1.0), 1.0, 1.0)
+        # What no memory row speaks of keeps all its copies, which is never slower.
         detailed = self._list_detailed({row.position for row in rows})
         for number, flow in enumerate(tables.flows):
             pairs = [self._sum_pairs(flow, reader) for reader in flow.readers]
@@ -93,10 +95,12 @@ class LayoutModel:
                 self._reads[number] = self._follow_copies(flow, pairs)
             else:
                 self._price_pairs(flow, pairs)
+                # The only copy of a tensor that is read once is made for that read, or at birth.
                 self._reads[number] = _Reads(pairs, [{} for _ in pairs], pairs, pairs[0] if pairs else {})
         peak = self.program.add_column(1.0, np.inf) if self.least_memory else None
         for row, margin in rows.items():
             weights = self._weigh_row(row)
+            # Bytes as they are, up to 1e11, would drown the solver's tolerances of 1e-6.
             scaled = {column: weight / unit for column, weight in weights.items()}
             if peak is not None:
                 scaled[peak] = -1.0
@@ -124,6 +128,7 @@ class LayoutModel:
             return set()
         flows = self.tables.flows
         uses = [self.tables.uses[flow.tensors[0]] for flow in flows]
+        # Tensors of a flow have equal uses, so that the first speaks for all.
         asks = [use is not None and use.asks_what_to_keep for use in uses]
         found = {
             number
@@ -146,7 +151,7 @@ class LayoutModel:
         use, about = self.tables.uses[tensor], self.problem.tensors[tensor]
         return use is not None and about.born <= position <= max(about.dies, use.last)
 
-    def _sum_pairs(self, flow: Flow, reader: Reader) -> Sums:
+    def _sum_pairs(self, flow: TensorFlow, reader: FlowReader) -> Sums:
         """The sums of variables that say in which pair of layouts a flow is written and read."""
         writer, columns = self.columns[flow.group], self.columns[reader.group]
         found: Sums = {}
@@ -154,8 +159,10 @@ class LayoutModel:
             for column, pair in zip(writer.tolist(), zip(flow.layouts, reader.layouts, strict=True), strict=True):
                 found.setdefault((int(pair[0]), int(pair[1])), []).append(column)
             return found
+        # Many splits write a tensor in the same layout: pairs of layouts are far fewer than pairs of splits.
         sources, source_of = _number_distinct(flow.layouts)
         targets, target_of = _number_distinct(reader.layouts)
+        # With one layout at one end, the other end's variables say it all.
         if len(targets) == 1:
             return {(source, targets[0]): writer[source_of == i].tolist() for i, source in enumerate(sources)}
         if len(sources) == 1:
@@ -176,7 +183,7 @@ class LayoutModel:
         # A move that no plan makes takes forever: whoever prices it forbids its variables.
         return self.tables.seconds[pair] * self.scale * times if self.scale else 0.0
 
-    def _price_pairs(self, flow: Flow, pairs: list[Sums]) -> None:
+    def _price_pairs(self, flow: TensorFlow, pairs: list[Sums]) -> None:
         """What each reader's pairs cost, those of several once, if all of them keep their copies."""
         # Readers of the same group in the same layouts have the very same variables.
         owners: defaultdict[Pair, dict[tuple[int, ...], list[int]]] = defaultdict(dict)
@@ -189,6 +196,7 @@ class LayoutModel:
                 self._forbid(column for columns in sharing.values() for column in columns)
                 continue
             cost = self._cost(pair, flow.times * len(flow.tensors))
+            # Only what several may share needs a variable of its own that is paid once.
             if cost and len(sharing) == 1:
                 for column in next(iter(sharing.values())):
                     self.program.costs[column] += cost
@@ -201,7 +209,7 @@ class LayoutModel:
         for column in columns:
             self.program.upper[column] = 0.0
 
-    def _follow_copies(self, flow: Flow, pairs: list[Sums]) -> _Reads:
+    def _follow_copies(self, flow: TensorFlow, pairs: list[Sums]) -> _Reads:
         """What each reader's pairs cost, whichever copies are kept, and for whom they are made."""
         many, tile_bytes = len(flow.tensors), self.tables.tile_bytes
         reads = _Reads(pairs, [{} for _ in pairs], [{} for _ in pairs], {})
@@ -226,6 +234,7 @@ class LayoutModel:
                     kept[column] += weight
                 self.program.add_row(remains, 0.0, np.inf)
                 cost = self._cost(pair, flow.times * many)
+                # A copy that shrinks is made at birth whoever reads it, so that its start is no question.
                 if tile_bytes[pair[1]] < tile_bytes[pair[0]] and not flow.kept_by_program:
                     if pair not in reads.early:
                         reads.early[pair] = [self.program.add_column(cost)]
@@ -237,6 +246,7 @@ class LayoutModel:
                 until[pair].append(made)
                 # Made once, for this reader or one before: were it free to be made again, it would live nowhere.
                 self.program.add_row(dict.fromkeys(until[pair], -1.0) | remains, -np.inf, 0.0)
+            # Neither half: without these two rows a fraction of a copy would be kept and the rest made anew.
             self.program.add_row({apart: -1.0} | own, -np.inf, 0.0)
             kept[apart] += 1.0
             self.program.add_row(kept, -np.inf, 1.0)
@@ -255,6 +265,7 @@ class LayoutModel:
                 if tensor != row.tensor:
                     continue
                 reads = self._reads[number]
+                # Moves at one position run one after the other: each has a row of its own.
                 copies = reads.early if row.how == "early" else getattr(reads, row.how)[row.which]
                 for pair, columns in copies.items():
                     if pair[0] != pair[1] and (row.how != "early" or pair[1] == row.which):
@@ -267,9 +278,10 @@ class LayoutModel:
                         held[column] -= sum(n for at, n in list_reused(self.problem, node, split) if at == position)
         return held
 
-    def _weigh_tensor(self, held: Weights, flow: Flow, reads: _Reads, tensor: int, position: int) -> None:
+    def _weigh_tensor(self, held: Weights, flow: TensorFlow, reads: _Reads, tensor: int, position: int) -> None:
         use, about, tile_bytes = self.tables.uses[tensor], self.problem.tensors[tensor], self.tables.tile_bytes
         assert use is not None  # it lives
+        # In its first position a tensor lives in any case, beside a copy that is made at once.
         if about.born <= about.dies and (position == about.born or (flow.kept_by_program and position <= about.dies)):
             for column, layout in zip(self.columns[flow.group].tolist(), flow.layouts.tolist(), strict=True):
                 held[column] += float(tile_bytes[layout])
@@ -280,6 +292,7 @@ class LayoutModel:
                 for pair, columns in reads.anew[number].items():
                     for column in columns:
                         held[column] += float(tile_bytes[pair[1]])
+            # Reads that are over need nothing any more.
             if access.last < position:
                 continue
             needs: dict[int, Weights] = defaultdict(lambda: defaultdict(float))
@@ -301,6 +314,7 @@ class LayoutModel:
                         _add_weights(keeps[target], reads.late[other].get(pair, ()), -1.0)
             itself.append(needs)
             copies.append(keeps)
+        # The tensor itself, unless it lies in another's memory, or the program keeps it anyway.
         if about.born < position and about.born <= about.dies and not flow.kept_by_program:
             self._hold_any(held, itself)
         self._hold_any(held, copies)
@@ -315,6 +329,7 @@ class LayoutModel:
                     needed[layout].append(terms)
         for layout, asked in needed.items():
             nbytes = float(self.tables.tile_bytes[layout])
+            # What one reader alone may need lives just when it does; of several, any.
             if len(asked) == 1:
                 for column, weight in asked[0].items():
                     held[column] += nbytes * weight
@@ -337,7 +352,7 @@ def _number_distinct(layouts: np.ndarray) -> tuple[list[int], np.ndarray]:
     return list(places), places_of
 
 
-def _scale_seconds(tables: Tables) -> float:
+def _scale_seconds(tables: ChoiceTables) -> float:
     """A factor that brings the seconds of a typical choice to about a thousand, far above the solver's tolerances."""
     total = sum(float(group.seconds.mean()) for group in tables.groups)
     prices = [seconds for seconds in tables.seconds.values() if seconds < np.inf]

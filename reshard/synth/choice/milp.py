@@ -14,7 +14,7 @@ import numpy as np
 from reshard.errors import BudgetError, PlanError
 from reshard.synth.choice.assess import assess_splits, is_made_early, list_moves, measure_memory
 from reshard.synth.choice.device_speed import DeviceSpeed
-from reshard.synth.choice.flows import Tables, tabulate_problem
+from reshard.synth.choice.flows import ChoiceTables, tabulate_problem
 from reshard.synth.choice.layout_model import LayoutModel, MemoryRow
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment, Problem
@@ -46,6 +46,7 @@ def choose_splits(
     while True:
         model = LayoutModel(problem, tables, rows, most, unit=_round_unit(most or 1))
         found = model.program.solve(gap, until - time.monotonic())
+        # A relaxation without solutions: then there are none that meet all rows either.
         if found.values is None and found.impossible:
             least = _minimize_memory(problem, tables, prices, speed, until, gap)
             smallest = least.peak_bytes + extra_bytes
@@ -58,6 +59,7 @@ def choose_splits(
             raise PlanError("no choice of layouts was found in time: give a longer time_limit or a larger budget")
         splits, anew = model.read_splits(found.values)
         chosen = assess_splits(problem, splits, anew, prices, speed, found.bound / model.scale)
+        # The figures are counted again, apart from the program: its rows can err only by costing a round.
         if most is None or chosen.peak_bytes <= most:
             return chosen
         _add_rows(rows, problem, tables, prices, chosen, most)
@@ -72,7 +74,7 @@ def smallest_budget(
 
 
 def _minimize_memory(
-    problem: Problem, tables: Tables, prices: MovePrices, speed: DeviceSpeed, until: float, gap: float
+    problem: Problem, tables: ChoiceTables, prices: MovePrices, speed: DeviceSpeed, until: float, gap: float
 ) -> Assignment:
     # The fastest choice is as good a start as any.
     model = LayoutModel(problem, tables, {}, None)
@@ -84,6 +86,7 @@ def _minimize_memory(
         splits, anew = model.read_splits(found.values)
         chosen = assess_splits(problem, splits, anew, prices, speed)
         best = chosen if best is None or chosen.peak_bytes < best.peak_bytes else best
+        # The bound is one on peaks at some positions, hence on all.
         if best.peak_bytes <= least * (1 + gap) + 0.5 or time.monotonic() > until:
             break
         _add_rows(rows, problem, tables, prices, chosen, int(least))
@@ -102,7 +105,12 @@ def _round_unit(nbytes: int) -> int:
 
 
 def _add_rows(
-    rows: dict[MemoryRow, float], problem: Problem, tables: Tables, prices: MovePrices, chosen: Assignment, budget: int
+    rows: dict[MemoryRow, float],
+    problem: Problem,
+    tables: ChoiceTables,
+    prices: MovePrices,
+    chosen: Assignment,
+    budget: int,
 ) -> None:
     """Adds rows for the positions where an assignment exceeds a budget most; a row that it should have kept, more
     strictly."""
@@ -133,4 +141,5 @@ def _add_rows(
         if all(total >= worst[p][0] for p in (row.position - 1, row.position + 1) if p in worst)
     ]
     for total, row in peaks[:ROWS_AT_ONCE]:
+        # A row that was there is exceeded by the solver's tolerance alone: twice that is left free then.
         rows[row] = 0.0 if row not in rows else rows[row] + 2 * (total - budget)
