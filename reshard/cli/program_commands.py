@@ -1,5 +1,5 @@
-"""The commands about compiled programs: `reshard doctor`, which reports what they move, and `reshard pass`, which puts
-reshard's collectives into them.
+"""The commands about compiled programs: `reshard doctor`, which reports what they move, `reshard pass`, which puts
+reshard's collectives into them, and `reshard autoshard`, which chooses the shardings of one.
 """
 
 from __future__ import annotations
@@ -385,7 +385,95 @@ def warn_of_left(report: PassReport) -> None:
         print(f"reshard: left to XLA: {more} more; --report lists them all", file=sys.stderr)
 
 
+# `reshard autoshard`: the shardings that a StableHLO program should have, and the program that moves as planned.
+
+_AUTOSHARD_EXAMPLES = """\
+examples:
+  reshard autoshard step.mlir --mesh x=4,y=2
+  reshard autoshard step.mlir -m x=4,y=2 --budget 16GiB
+  reshard autoshard step.mlir -m x=8 -o chosen.mlir
+  reshard autoshard step.mlir -m x=8 --fix 'params/w=P("x")'
+  reshard autoshard step.mlir -m x=2,y=2,z=2 \\
+    --topology v5p:2x2x2 --network tpu-v5p --json
+
+the program, with lowered = jax.jit(f).lower(*shapes):
+  lowered.as_text(debug_info=True)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoshardOptions:
+    """The options of `reshard autoshard`."""
+
+    file: str = argument("file", metavar="FILE", help="StableHLO, text or artifact; - is stdin")
+    mesh: str | None = argument("-m", "--mesh", metavar="AXES", help="axes of the mesh, first one major, e.g. x=4,y=2")
+    budget: str | None = argument("--budget", metavar="SIZE", help="most bytes that a device may hold, e.g. 16GiB")
+    network: str | None = network_argument()
+    fix: Sequence[str] | None = argument(
+        "--fix", metavar="PATH=SPEC", action="append", help="a spec that stays: params/w=P('x'), or result/0=P()"
+    )
+    compare: str = argument(
+        "--compare",
+        choices=["none", "best", "all"],
+        default="best",
+        help="what experts write, compiled as well: the best by the model (default), all, or none",
+    )
+    output: str | None = argument(
+        "-o", "--output", metavar="FILE", help="text if it ends in .mlir, else a portable artifact"
+    )
+    json: bool = argument("--json", action="store_true", help="print one JSON object instead of the report")
+    platform: str | None = argument(
+        "--platform", metavar="NAME", help="compile for this (default cpu; tpu with --topology)"
+    )
+    topology: str | None = argument("--topology", metavar="NAME", help="ahead of time for a topology: v5p:2x2x2")
+
+
+def run_autoshard(options: AutoshardOptions) -> int:
+    """Prints what was chosen, and writes the program."""
+    from reshard.cli.programs import read_program, set_up_jax, write_output
+    from reshard.types.mesh import Mesh
+
+    if options.mesh is None:
+        raise ReshardError("the mesh is missing: give --mesh x=4,y=2, with as many devices as the program is to run on")
+    axes = Mesh.parse(options.mesh)
+    program = read_program(options.file)
+    if program.is_hlo:
+        raise ReshardError(f"{options.file} is HLO, which is partitioned already; give StableHLO: lowered.as_text()")
+    set_up_jax()
+    try:
+        from reshard.jax.layout_choice.autoshard import autoshard_program
+        from reshard.jax.stablehlo_pass.module_pass import write_artifact
+    except ImportError:
+        raise ReshardError(_NO_JAX) from None
+    with report_progress("choosing the shardings of the program"):
+        choice = autoshard_program(
+            program.content,
+            axes,
+            fixed=options.fix or (),
+            budget=options.budget,
+            network=options.network,
+            compare=options.compare,
+            platform=options.platform or ("cpu" if options.topology is None else "tpu"),
+            topology=options.topology,
+        )
+    if options.output is not None:
+        is_text = options.output == "-" or options.output.endswith(_TEXT)
+        module = choice.module()
+        text = module.operation.get_asm(enable_debug_info=True) if is_text else write_artifact(module)
+        write_output(options.output, text)
+    if options.output != "-":
+        print(choice.to_json(indent=2) if options.json else choice.report())
+    return 0
+
+
 COMMANDS = (
+    Command(
+        "autoshard",
+        "choose the shardings of a StableHLO program, and write it with its moves",
+        _AUTOSHARD_EXAMPLES,
+        AutoshardOptions,
+        run_autoshard,
+    ),
     Command(
         "doctor",
         "where a program moves its data between devices, and what it wastes",

@@ -11,6 +11,7 @@
     enable(), disable()          switch the pass on and off inside XLA, for every `jax.jit` of the process
     enabled()                    a context in which it is on
     transform(program)           a pass on a StableHLO module, before partitioning
+    autoshard(f, mesh, *shapes)  which shardings a step should have, and its program, which moves as planned
     report(f)(*args)             how XLA moves data in a function's program, and what is lost by that
     show(array)                  prints which device holds what of a live array
     strict()                     a context that refuses programs that rebuild a whole array
@@ -22,8 +23,8 @@
 that they share, `host_memory`, or comes from other hosts by `process_exchange`.
 
 Moves are in the modules beside this one, those to other devices in `crossing`; the pass inside XLA is `xla_pass`, and
-the one on StableHLO `stablehlo_pass`. `jit` and `redistribute` are functions here; their modules are reached by
-`from reshard.jax.jit import ...`.
+the one on StableHLO `stablehlo_pass`; `layout_choice` has what `autoshard` does. `autoshard`, `jit` and `redistribute`
+are functions here; their modules are reached by `from reshard.jax.jit import ...`.
 """
 
 try:
@@ -39,6 +40,7 @@ if tuple(map(int, _jax.__version__.split(".")[:2])) < (0, 11):  # An older jax h
 from reshard.jax.jit import deserialize as deserialize
 from reshard.jax.jit import jit as jit
 from reshard.jax.jit import strict as strict
+from reshard.jax.layout_choice.autoshard import autoshard as autoshard
 from reshard.jax.placement import Part as Part
 from reshard.jax.placement import Target as Target
 from reshard.jax.placement import named_targets as named_targets

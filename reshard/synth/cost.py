@@ -157,7 +157,7 @@ def predict_collective(kind: str, factors: _Factors, nbytes: int, mesh: Mesh, li
         case "all_to_all":
             return _predict_blocks(factors, nbytes / peers, mesh, wires)
         case "permute":
-            return _predict_blocks((), nbytes, mesh, wires, factors)
+            return _predict_blocks((), nbytes, mesh, wires, factors, origins=dict.fromkeys(factors))
         case _:
             return _predict_gather(factors, nbytes, mesh, wires)
 

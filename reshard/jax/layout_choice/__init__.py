@@ -1,5 +1,6 @@
 """Shardings of whole programs, chosen by the cost of plans and emitted as the plans' own collectives.
 
+    autoshard     the face: what a user calls, and what is returned
     trace_step    the program as one StableHLO function, and what its arguments and results are called
     op_rules      which dims of an operation's operands and results go together
     localize      one operation on the tiles of one device
@@ -14,6 +15,7 @@
     fixed_specs   what the caller fixes, by paths of arguments and results
     explain       a choice in words: how arguments lie and are used, the dearest moves, those of a rival
     experts       the shardings that an expert would write, as a module to compile beside what was chosen
+    search        what is compiled: the choice, again if it exceeds the budget, and what experts write
     compiled_figures  what a compiled program takes: bytes, seconds of its collectives, peak, work
 
 Everything inside the emitted program is local: no compiler is left to decide what moves.

@@ -19,11 +19,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from reshard import hlo
 from reshard.hlo import Collective, Computation, Instruction, Module
 from reshard.hlo.text_reader import compiled_platform
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.synth.cost import Links, predict_collective
+from reshard.synth.cuts import bound_round
+from reshard.synth.wires import Wires
 from reshard.types.mesh import Mesh
 from reshard.types.whole import primes
 
@@ -72,6 +76,12 @@ def time_compiled(one: Collective, mesh: Mesh, links: Links) -> float:
     # A group is told by its first device and each other one; a message by its ends.
     if one.kind == "permute":
         pairs = [(source, target) for source, target in one.pairs if source != target]
+        senders = np.arange(mesh.size)
+        senders[[target for _, target in pairs]] = [source for source, _ in pairs]
+        wires = Wires.of(links, mesh)
+        if (bound := bound_round(wires, mesh, senders)) is not None:
+            # What crosses the worst cut of the wires: which way each message goes is not known here.
+            return wires.slowest.wait(1) + bound * one.received_bytes
     else:
         groups = one.groups.lists if one.groups is not None else (tuple(range(mesh.size)),)
         pairs = [(group[0], member) for group in groups for member in group]

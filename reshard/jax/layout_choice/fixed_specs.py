@@ -21,7 +21,6 @@ from reshard.jax.layout_choice.trace_step import StepValue, TracedStep
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
-RESULT = "result"
 _OPEN: Any = PartitionSpec.UNCONSTRAINED
 
 
@@ -62,10 +61,8 @@ def read_fixed(given: object, step: TracedStep, mesh: Mesh) -> FixedSpecs:
 
 def _list_names(value: StepValue, returned: bool) -> Iterator[str]:
     """The paths that an array has: by the argument's name, and by its number."""
-    if returned:
-        yield RESULT if value.name == RESULT else f"{RESULT}/{value.name}"
-    else:
-        yield value.name
+    yield value.name
+    if not returned:
         yield "/".join([str(value.position), *value.name.split("/")[1:]])
 
 
@@ -77,6 +74,7 @@ def _match_paths(
         over = [path for path in paths for name in names[number] if name == path or name.startswith(f"{path}/")]
         if not over:
             continue
+        # An array has two names, so that two paths of one length may both be over it: they say one thing, or the first.
         path = max(over, key=len)
         spec = paths[path].spec if isinstance(paths[path], NamedSharding) else paths[path]
         if spec is None or spec is _OPEN:

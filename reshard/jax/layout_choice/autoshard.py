@@ -1,0 +1,337 @@
+"""`autoshard`: which shardings a step should have, by the cost of real plans, and the program that moves as planned.
+
+    step      traced once, as `jax.jit` traces it                                     layout_choice.trace_step
+    choice    a `Problem` of `synth.choice`, solved under the budget                  layout_choice.graph
+    program   all of it on tiles, the collectives of plans in between                 layout_choice.emit
+    compiled  its bytes and its peak are the compiler's, and so are those of what     layout_choice.search
+              an expert would write, and of the user's own shardings
+
+Of all that was compiled and fits the budget, the program of the least modelled time is returned.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from reshard.errors import LayoutError, MeshError, PlanError, ProgramError, name_arguments, quoted
+from reshard.jax.layout_choice.compiled_figures import ExecutableFigures
+from reshard.jax.layout_choice.explain import Explanation, explain_choice
+from reshard.jax.layout_choice.fixed_specs import read_fixed
+from reshard.jax.layout_choice.graph import build_graph
+from reshard.jax.layout_choice.op_rules import read_op_rules
+from reshard.jax.layout_choice.search import CHOSEN, LayoutSearch, TriedLayouts, measure_time
+from reshard.jax.layout_choice.trace_step import TracedStep, read_step, trace_step
+from reshard.jax.layout_choice.wrap_module import wrap_module
+from reshard.jax.program_report import checked_function, devices_for
+from reshard.jax.request import options_on
+from reshard.lower.to_stablehlo import Module
+from reshard.synth.choice.device_speed import SPEEDS, DeviceSpeed
+from reshard.synth.choice.milp import choose_splits
+from reshard.synth.choice.prices import MovePrices
+from reshard.synth.choice.problem import Assignment
+from reshard.synth.network import Network
+from reshard.synth.options import PlanOptions
+from reshard.types.mesh import Mesh
+from reshard.types.notation.jax_sharding import parse_spec
+from reshard.types.units import bytes_text, seconds_text
+from reshard.types.whole import whole
+
+COMPARE = ("none", "best", "all")
+ASSUMED = Network.uniform(1e-6, 1e10)
+"""The network of devices whose links nobody measured, named or knows."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutChoice:
+    """The shardings that `autoshard` chose for a step, its program, and what it was compared with.
+
+    `tried` has all programs in the order of the report, `best` is the one that is returned. `network_assumed` says
+    whether no network was named, measured or known. `search` has what they are made and judged by.
+    """
+
+    search: LayoutSearch = field(repr=False)
+    network: Network
+    network_assumed: bool
+    tried: tuple[TriedLayouts, ...]
+    best: TriedLayouts
+
+    @property
+    def in_shardings(self) -> Any:
+        """The shardings of the arguments, as `jax.jit` takes them; of a program from a file, a tuple."""
+        return self._place(self.best.in_specs, self.search.step.in_tree)
+
+    @property
+    def out_shardings(self) -> Any:
+        """The shardings of the results, as `jax.jit` takes them; None where they are left to the compiler."""
+        return self._place(self.best.out_specs, self.search.step.out_tree)
+
+    def _place(self, specs: Sequence[PartitionSpec | None], tree: Any) -> Any:
+        placed = tuple(None if spec is None else NamedSharding(self.search.jax_mesh, spec) for spec in specs)
+        return placed if tree is None else jax.tree.unflatten(tree, placed)
+
+    def jit(self) -> Any:
+        """The step as a function like that of `jax.jit`, which takes and returns arrays in the shardings chosen."""
+        return wrap_module(self.module(), self.search.step, self.search.jax_mesh)
+
+    def module(self) -> Module:
+        """The program as a StableHLO module."""
+        assert self.best.module is not None  # Only what was compiled is returned.
+        return self.best.module
+
+    @property
+    def received_bytes(self) -> int:
+        """What a device receives in a run of the compiled program."""
+        return self._figures.received_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """What a device holds at most in the compiled program."""
+        return self._figures.peak_bytes
+
+    @property
+    def seconds(self) -> float:
+        """The modelled seconds of the compiled program: its work and its collectives."""
+        return self.search.sum_seconds(self._figures)
+
+    @property
+    def gap(self) -> float:
+        """By how much the model's seconds of what was chosen may exceed the best ones: 0.01 for one percent."""
+        planned = self.tried[0].planned
+        return 0.0 if planned is None else planned.gap
+
+    @property
+    def _figures(self) -> ExecutableFigures:
+        assert self.best.compiled is not None
+        return self.best.compiled
+
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """What was chosen and why, in words; None where an expert's program is returned as it is."""
+        planned = self.best.planned
+        if planned is None or self.best.name != CHOSEN:
+            return None
+        arguments = [
+            (value.name, at) for value, at in zip(self.search.step.arguments, self.search.graph.arguments, strict=True)
+        ]
+        rivals = [(each.name, each.planned) for each in self.tried[1:] if each.planned is not None]
+        # What the model thinks of experts, not what was compiled of them: the moves of both are told by one model.
+        rival = min(rivals, key=lambda one: one[1].seconds, default=None)
+        problem = self.search.graph.problem
+        larger: list[tuple[int, Assignment]] = []
+        # Who has a budget asks what more of it would buy; without one there is nothing to buy.
+        if self.search.budget is not None:
+            larger.append(
+                (
+                    2 * self.search.budget,
+                    choose_splits(problem, self.search.prices, self.search.speed, budget=2 * self.search.budget),
+                )
+            )
+        named = [(name, number) for name, number in arguments if number >= 0]
+        return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All figures, the shardings by path, and the explanation."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        values = [*self.search.step.arguments, *self.search.step.results]
+        specs = [*self.best.in_specs, *self.best.out_specs]
+        spelled = [{"name": v.name, "spec": None if s is None else str(s)} for v, s in zip(values, specs, strict=True)]
+        count = len(self.search.step.arguments)
+        return {
+            "mesh": dict(self.search.jax_mesh.shape),
+            "network": self.network.name,
+            "network_assumed": self.network_assumed,
+            "budget_bytes": self.search.budget,
+            "returned": self.best.name,
+            "received_bytes": self.received_bytes,
+            "peak_bytes": self.peak_bytes,
+            "seconds": self.seconds,
+            "gap": self.gap,
+            "arguments": spelled[:count],
+            "results": spelled[count:],
+            "programs": [_describe_program(each, self.search) for each in self.tried],
+            "explanation": None if self.explanation is None else self.explanation.to_dict(),
+            "seconds_spent": dict(self.search.spent),
+        }
+
+    def report(self) -> str:
+        """What was compared, what is returned, and why, as text."""
+        budget = "no budget" if self.search.budget is None else f"a budget of {bytes_text(self.search.budget)}"
+        assumed = " (assumed: name one, or measure it with reshard calibrate)" if self.network_assumed else ""
+        axes = ", ".join(f"{name}={size}" for name, size in self.search.jax_mesh.shape.items())
+        lines = [f"shardings on <{axes}>, network {self.network.name}{assumed}, {budget}", ""]
+        rows = [("", "received", "peak", "moves", "work", "")]
+        for each in self.tried:
+            mark = "returned" if each is self.best else each.why
+            if each.planned is not None:
+                planned = each.planned
+                work = seconds_text(planned.seconds - planned.move_seconds)
+                sizes = bytes_text(planned.received_bytes), bytes_text(planned.peak_bytes)
+                named = f"{each.name}, planned" if each.compiled is not None else each.name
+                rows.append((named, *sizes, seconds_text(planned.move_seconds), work, mark * (each.compiled is None)))
+            if each.compiled is not None:
+                made = each.compiled
+                work = seconds_text(self.search.sum_seconds(made) - made.move_seconds)
+                sizes = bytes_text(made.received_bytes), bytes_text(made.peak_bytes)
+                rows.append((f"{each.name}, compiled", *sizes, seconds_text(made.move_seconds), work, mark))
+        wide = [max(len(row[at]) for row in rows) for at in range(6)]
+        for row in rows:
+            cells = [row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:5], wide[1:5], strict=True))]
+            lines.append("  ".join([*cells, row[5]]).rstrip())
+        if self.gap:
+            lines += ["", f"what was chosen takes at most {self.gap:.1%} longer than the best choice, by the model"]
+        if self.search.graph.unknown_trips:
+            lines += ["", "loops whose trips depend on data count as one trip"]
+        if self.explanation is not None:
+            lines += ["", str(self.explanation)]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.report()
+
+
+@name_arguments
+def autoshard(
+    f: Callable[..., Any],
+    mesh: JaxMesh,
+    *shapes: Any,
+    budget: int | str | None = None,
+    network: Network | str | None = None,
+    fixed: Mapping[str, PartitionSpec | NamedSharding | None] | None = None,
+    donate: int | Sequence[int] = (),
+    compare: str = "best",
+    speed: DeviceSpeed | str | None = None,
+    time_limit: float = 60.0,
+) -> LayoutChoice:
+    """Chooses the shardings of a step: of its arguments, its results, and all values in between.
+
+    `f` is any function that `jax.jit` takes, and `shapes` are its arguments, as arrays or `jax.ShapeDtypeStruct`s;
+    shardings that they have are compared with what is chosen, as `your own`. `mesh` is a `jax.sharding.Mesh`, whose
+    devices need not exist here. `budget` is what a device may hold at most while the step runs. `network` is that of
+    `reshard.plan`, and `speed` a `DeviceSpeed` or the name of one. `fixed` maps paths of arguments and results to the
+    specs that stay: `{"params/w1": P("x"), "result/0": None}`; see `layout_choice.fixed_specs`. `donate` has the
+    numbers of the arguments that are donated. `compare` says which programs of experts are compiled beside the chosen
+    one: "none", the "best" by the model, or "all".
+
+    Raises `BudgetError` if nothing that was compiled fits the budget; it has the smallest that something fits.
+    """
+    if not isinstance(mesh, JaxMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MeshError(
+            f"mesh {quoted(mesh)} is a {type(mesh).__name__}; give a jax.sharding.Mesh, as of jax.make_mesh"
+        )
+    positions = (donate,) if isinstance(donate, int) else tuple(donate)
+    if unknown := [each for each in positions if whole(each, 0, len(shapes) - 1) is None]:
+        raise ProgramError(
+            f"donate {quoted(unknown[0])} is the number of no argument: there are {len(shapes)}, from 0 up"
+        )
+    spent: dict[str, float] = {}
+    with measure_time(spent, "trace"):
+        platform = mesh.devices.flat[0].platform
+        step = trace_step(checked_function(f), shapes, donate=positions, platform=platform)
+    return choose_layouts(
+        step, mesh, budget=budget, network=network, fixed=fixed, compare=compare, speed=speed,
+        time_limit=time_limit, spent=spent,
+    )  # fmt: skip
+
+
+def autoshard_program(
+    program: str | bytes,
+    axes: Mesh,
+    *,
+    fixed: Sequence[str] = (),
+    budget: int | str | None = None,
+    network: Network | str | None = None,
+    compare: str = "best",
+    platform: str = "cpu",
+    topology: str | None = None,
+) -> LayoutChoice:
+    """Chooses the shardings of a StableHLO program, MLIR text or a portable artifact, on a mesh with these axes.
+
+    The devices are those of a platform, or of a `topology` that need not exist here, as for `report_program`. `fixed`
+    has texts of a path and a spec, `params/w1=P('x')`.
+    """
+    specs: dict[str, PartitionSpec] = {}
+    for text in fixed:
+        path, equals, spec = text.partition("=")
+        if not equals:
+            raise LayoutError(f"fixed {quoted(text)}: give a path and a spec, params/w1=P('x')")
+        specs[path] = PartitionSpec(*parse_spec(spec).dims)
+    step = read_step(program)
+    # Devices of a topology exist only for the compiler, which is all that figures need.
+    devices = devices_for(axes.size, platform, topology)
+    mesh = JaxMesh(np.array(devices).reshape(tuple(axes.axes.values())), tuple(axes.axes))
+    return choose_layouts(step, mesh, budget=budget, network=network, fixed=specs, compare=compare)
+
+
+def choose_layouts(
+    step: TracedStep,
+    mesh: JaxMesh,
+    *,
+    budget: int | str | None = None,
+    network: Network | str | None = None,
+    fixed: object = None,
+    compare: str = "best",
+    speed: DeviceSpeed | str | None = None,
+    time_limit: float = 60.0,
+    spent: dict[str, float] | None = None,
+) -> LayoutChoice:
+    """What `autoshard` does with a step that is traced already, or that comes from a file."""
+    if compare not in COMPARE:
+        raise PlanError(f"compare={quoted(compare)} is none of {', '.join(map(repr, COMPARE))}")
+    spent = {} if spent is None else spent
+    ours = Mesh(dict(mesh.shape))
+    options = options_on(list(mesh.devices.flat), PlanOptions.read(budget, network))
+    wires = options.network or ASSUMED
+    if not isinstance(speed, DeviceSpeed):
+        # Who names the network of other devices than those at hand means their speed, too.
+        speed = DeviceSpeed.preset(speed or (wires.name if wires.name in SPEEDS else "cpu"))
+    kept = read_fixed(fixed, step, ours)
+    with measure_time(spent, "rules"):
+        rules = read_op_rules(step)
+    with measure_time(spent, "graph"):
+        graph = build_graph(step, rules, ours, kept.arguments, kept.results)
+    # Devices are numbered by their place in the mesh, as in the compiled program: their ids say nothing here.
+    prices = MovePrices(ours, wires)
+    search = LayoutSearch(
+        step, mesh, ours, rules, graph, kept, prices, wires.links(ours), speed, options.budget, time_limit, spent
+    )
+    tried = search.compile_chosen()
+    if compare != "none":
+        tried += search.try_experts(every=compare == "all")
+    # The model chose what to compile; which of it is best, the compiled programs say, all by one measure.
+    compiled = [(each, each.compiled) for each in tried if each.compiled is not None]
+    fitting = [pair for pair in compiled if options.budget is None or pair[1].peak_bytes <= options.budget]
+    if not fitting:
+        raise search.refuse(tried)
+    best, _ = min(fitting, key=lambda pair: search.sum_seconds(pair[1]))
+    return LayoutChoice(search, wires, options.network is None, tuple(tried), best)
+
+
+def _describe_program(tried: TriedLayouts, search: LayoutSearch) -> dict[str, Any]:
+    """A program's row as data."""
+    described: dict[str, Any] = {"name": tried.name, "why": tried.why}
+    if tried.planned is not None:
+        planned = tried.planned
+        described["planned"] = {
+            "received_bytes": planned.received_bytes,
+            "peak_bytes": planned.peak_bytes,
+            "seconds": planned.seconds,
+            "move_seconds": planned.move_seconds,
+        }
+    if tried.compiled is not None:
+        described["compiled"] = asdict(tried.compiled) | {"seconds": search.sum_seconds(tried.compiled)}
+    return described

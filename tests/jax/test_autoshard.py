@@ -1,0 +1,146 @@
+"""`autoshard`: the step runs as it does alone, what is compiled is what was planned, and what was asked for is kept."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard.jax
+from reshard.errors import BudgetError, LayoutError, MeshError, NetworkError, PlanError, ProgramError
+
+NETWORK = "tpu-v5p"
+WIDE = 128
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
+
+
+def update(params, batch, wanted):
+    """A step of an MLP by gradient descent."""
+
+    def measure_loss(params):
+        hidden = jax.nn.relu(batch @ params["w1"] + params["b1"])
+        return jnp.mean((hidden @ params["w2"] - wanted) ** 2)
+
+    loss, gradients = jax.value_and_grad(measure_loss)(params)
+    return loss, jax.tree.map(lambda value, slope: value - 0.1 * slope, params, gradients)
+
+
+def list_shapes(rows=64, wide=WIDE):
+    f32 = jnp.float32
+    params = {"w1": (wide, 4 * wide), "b1": (4 * wide,), "w2": (4 * wide, wide)}
+    data = jax.ShapeDtypeStruct((rows, wide), f32)
+    return {name: jax.ShapeDtypeStruct(shape, f32) for name, shape in params.items()}, data, data
+
+
+def fill(shapes, seed=0):
+    generator = np.random.default_rng(seed)
+    return jax.tree.map(lambda one: jnp.asarray(generator.normal(size=one.shape) / 8, one.dtype), shapes)
+
+
+@pytest.fixture(scope="module")
+def choice(mesh):
+    return reshard.jax.autoshard(update, mesh, *list_shapes(), network=NETWORK, donate=0, compare="all")
+
+
+def test_the_step_runs_as_it_does_alone(choice):
+    values = fill(list_shapes())
+    alone = jax.jit(update)(*values)
+    loss, params = choice.jit()(*jax.device_put(values, choice.in_shardings))
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves((loss, params)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    placed = jax.tree.leaves(choice.out_shardings, is_leaf=lambda one: one is None)
+    for array, sharding in zip(jax.tree.leaves((loss, params)), placed, strict=True):
+        assert sharding is None or array.sharding.is_equivalent_to(sharding, array.ndim)
+
+
+def test_what_is_compiled_is_what_was_planned(choice):
+    chosen = choice.tried[0]
+    assert chosen.name == "chosen" and chosen.compiled is not None and chosen.planned is not None
+    assert chosen.compiled.received_bytes == pytest.approx(chosen.planned.received_bytes, rel=0.05, abs=64)
+    assert chosen.compiled.peak_bytes == pytest.approx(chosen.planned.peak_bytes, rel=0.1)
+
+
+def test_no_expert_is_better(choice):
+    compiled = [each for each in choice.tried if each.compiled is not None]
+    assert len(compiled) > 4
+    assert choice.seconds == min(choice.search.sum_seconds(each.compiled) for each in compiled)
+
+
+def test_all_of_it_is_said(choice):
+    told = json.loads(choice.to_json())
+    assert told["returned"] == choice.best.name and told["network"] == NETWORK
+    assert [one["name"] for one in told["arguments"]] == ["params/b1", "params/w1", "params/w2", "batch", "wanted"]
+    assert told["received_bytes"] == choice.received_bytes
+    assert {"chosen", "fsdp"} <= {one["name"].lower() for one in told["programs"]}
+    assert "returned" in choice.report() and "chosen, compiled" in choice.report()
+
+
+def test_what_is_fixed_stays(mesh):
+    fixed = {
+        "params/w1": P(None, ("x", "y")),
+        "batch": P(P.UNCONSTRAINED, "y"),
+        "result/1/w2": P("y"),
+        "params/b1": None,
+    }
+    choice = reshard.jax.autoshard(update, mesh, *list_shapes(), network=NETWORK, fixed=fixed, compare="none")
+    params, batch, _ = choice.in_shardings
+    assert params["w1"].spec == P(None, ("x", "y")) and batch.spec[1] == "y"
+    assert choice.out_shardings[1]["w2"].spec[0] == "y"
+    assert choice.out_shardings[1]["w1"].spec == P(None, ("x", "y"))  # The next state keeps the layout.
+
+
+@pytest.mark.slow
+def test_a_budget_is_kept_by_what_is_compiled(mesh):
+    shapes = list_shapes()
+    free = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, donate=0, compare="none")
+    with pytest.raises(BudgetError, match="the smallest budget that works is") as refused:
+        reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, donate=0, budget=1024, time_limit=5)
+    least = refused.value.smallest
+    assert least <= free.peak_bytes
+    kept = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, donate=0, budget=least, time_limit=5)
+    assert kept.peak_bytes <= least
+    assert str(least) in str(refused.value)
+
+
+def test_the_users_own_shardings_are_compared(mesh):
+    params, batch, wanted = list_shapes()
+    rows = NamedSharding(mesh, P(("x", "y")))
+    whole = NamedSharding(mesh, P())
+    given = (
+        jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=whole), params),
+        *(jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=rows) for one in (batch, wanted)),
+    )
+    choice = reshard.jax.autoshard(update, mesh, *given, network=NETWORK)
+    own = next(each for each in choice.tried if each.name == "your own")
+    assert own.compiled is not None and own.in_specs[-1][0] == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"fixed": {"parms": P("x")}}, LayoutError, "did you mean 'params"),
+        ({"fixed": {"batch": P("z")}}, MeshError, "unknown axis 'z'"),
+        ({"budget": "much"}, PlanError, "budget 'much'"),
+        ({"network": "tpu-v0"}, NetworkError, "tpu-v0"),
+        ({"compare": "some"}, PlanError, "'none', 'best', 'all'"),
+        ({"speed": "fast"}, NetworkError, "unknown device 'fast'"),
+        ({"donate": 7}, ProgramError, "donate"),
+    ],
+)
+def test_wrong_options_are_refused(mesh, options, kind, words):
+    with pytest.raises(kind, match=words):
+        reshard.jax.autoshard(update, mesh, *list_shapes(), **options)
+
+
+def test_wrong_steps_and_meshes_are_refused(mesh):
+    with pytest.raises(ProgramError, match="not a function"):
+        reshard.jax.autoshard("update", mesh, *list_shapes())
+    with pytest.raises(MeshError, match=r"give a jax.sharding.Mesh"):
+        reshard.jax.autoshard(update, "x=4", *list_shapes())
