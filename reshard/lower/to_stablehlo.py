@@ -41,6 +41,8 @@ _PassManager: Any = _passmanager.PassManager
 CHANNEL = "channel_handle"
 _COMPUTATION = "sdy.manual_computation"
 _GROUPS = "replica_groups"
+_NEUTRAL = "rocm"
+"""Whose form every platform compiles: CPU, CUDA and TPU have spellings of their own."""
 _MESH_AXIS = re.compile(r'axis_ref<name = "([^"]+)"')
 
 
@@ -87,10 +89,15 @@ def insert_plan(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) 
     return _resize(made.results[0], plan.target.shape, plan.target, mesh)
 
 
-def insert_tile_plan(plan: Plan, tile: Value) -> Value:
+def insert_tile_plan(plan: Plan, tile: Value, platform: str = _NEUTRAL) -> Value:
     """Builds, at MLIR's insertion point, what applies a plan to a device's tile, inside a manual computation over all
-    axes of the plan's mesh; returns the tile of the target. Its channels are numbered like those of other plans."""
-    module = ir.Module.parse(_trace_as_function(plan))  # A named module stays alive, and with it the function.
+    axes of the plan's mesh; returns the tile of the target. Its channels are numbered like those of other plans.
+
+    Collectives are spelled as the compiler of `platform` takes them best; by default, as every platform takes them.
+    """
+    module = ir.Module.parse(
+        _trace_as_function(plan, platform)
+    )  # A named module stays alive, and with it the function.
     (block,) = module.body.operations[0].regions[0].blocks
     return paste_operations(block, [tile])[0]
 
@@ -141,7 +148,7 @@ def _resize(value: Value, shape: tuple[int, ...], layout: Layout, mesh: str) -> 
 
 
 @lru_cache(maxsize=1024)
-def _trace_as_function(plan: Plan) -> str:
+def _trace_as_function(plan: Plan, platform: str) -> str:
     """A StableHLO module with one function, from a device's source tile to its target tile; it refers to nothing
     else."""
     mesh, shape = plan.source.mesh, plan.source.tile_shape
@@ -160,11 +167,10 @@ def _trace_as_function(plan: Plan) -> str:
     wide = any(dtypes.bits(dtype) // (1 + dtype.startswith("complex")) > 32 for dtype in ends)
 
     def trace() -> Module:
-        # For ROCm, whose form every platform compiles: CPU, CUDA and TPU have spellings of their own.
         with jax.enable_x64(wide):
             tiles = jax.ShapeDtypeStruct((shape[0] * mesh.size, *shape[1:]), plan.source.dtype)
             jitted: Any = jax.jit(spread)  # pyright: ignore[reportUnknownMemberType]
-            return jitted.trace(tiles).lower(lowering_platforms=("rocm",)).compiler_ir("stablehlo")
+            return jitted.trace(tiles).lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
 
     with ThreadPoolExecutor(1) as fresh:  # The caller's `jax.set_mesh` and its trace belong to its own thread.
         module = fresh.submit(trace).result()

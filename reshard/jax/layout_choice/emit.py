@@ -91,7 +91,7 @@ def emit_step(step: TracedStep, layouts: StepLayouts, prices: MovePrices) -> Mod
             made = ir.Operation.create(MANUAL, outputs, list(block.arguments), manual, regions=1)
             ir.Operation.create("func.return", [], list(made.results))
         sources = frozenset(op for op in step.ops if is_source(op))
-        emitter = _Emitter(layouts, prices, {op: number for number, op in enumerate(step.ops)}, sources)
+        emitter = _Emitter(layouts, prices, step.platform, {op: number for number, op in enumerate(step.ops)}, sources)
         tiles = [_tile_type(each.type, layout) for each, layout in zip(body.arguments, layouts.arguments, strict=True)]
         scope = _Scope(made.regions[0].blocks.append(*tiles))
         emitter.write(body.arguments, scope.block.arguments, layouts.arguments, scope)
@@ -136,6 +136,7 @@ class _Written:
 class _Emitter:
     layouts: StepLayouts
     prices: MovePrices
+    platform: str
     numbers: Mapping[Operation, int]
     sources: frozenset[Operation]
     written: dict[Value, _Written] = field(default_factory=dict[Value, _Written])
@@ -246,12 +247,12 @@ class _Emitter:
     def move(self, tile: Value, source: Layout, target: Layout) -> Value:
         """The tile moved by its plan, at MLIR's insertion point."""
         if source.shape:
-            return insert_tile_plan(self.prices.plan(source, target), tile)
+            return insert_tile_plan(self.prices.plan(source, target), tile, self.platform)
         # Plans are of arrays with dims.
         ends = [Layout.tiled(one.mesh, (1,), one.dtype, [()], one.partial, one.reduction) for one in (source, target)]
         row = ir.RankedTensorType.get((1,), ir.RankedTensorType(tile.type).element_type)
         tile = ir.Operation.create("stablehlo.reshape", [row], [tile]).results[0]
-        moved = insert_tile_plan(self.prices.plan(*ends), tile)
+        moved = insert_tile_plan(self.prices.plan(*ends), tile, self.platform)
         scalar = ir.RankedTensorType.get((), row.element_type)
         return ir.Operation.create("stablehlo.reshape", [scalar], [moved]).results[0]
 

@@ -55,7 +55,7 @@ class TracedStep:
 
     The trees are None for a program from a file. `donated` has the numbers of the arguments that are donated. `carried`
     says of which argument a result is the next value, as a step is called in a loop: outputs whose tree, shapes and
-    dtypes equal those of an argument.
+    dtypes equal those of an argument. `platform` is where it runs.
     """
 
     module: Module
@@ -67,6 +67,7 @@ class TracedStep:
     out_tree: Any
     donated: frozenset[int]
     carried: Mapping[int, int]
+    platform: str
 
 
 def trace_step(
@@ -85,11 +86,12 @@ def trace_step(
     # A function that is jitted already is called inside, so that no argument is dropped and none is donated here: who
     # emits the step says which tile of an argument a result may take.
     traced: Any = jax.jit(f, keep_unused=True).trace(*shapes)
-    lowered = traced.lower(lowering_platforms=(platform or jax.default_backend(),))
+    platform = platform or jax.default_backend()
+    lowered = traced.lower(lowering_platforms=(platform,))
     leaves: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(tuple(shapes))[0]
     # A copy, as jax keeps the module for the next who traces the same function.
     text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
-    step = _read_module(ir.Module.parse(text, make_ir_context()))
+    step = _read_module(ir.Module.parse(text, make_ir_context()), platform)
     if len(step.arguments) != len(leaves):
         raise ProgramError(
             f"the program of {quoted(f)} takes {len(step.arguments)} arrays, and {len(leaves)} shapes are given; it "
@@ -123,8 +125,8 @@ def trace_step(
     )
 
 
-def read_step(program: str | bytes) -> TracedStep:
-    """The step of a StableHLO program, which is MLIR text or a portable artifact.
+def read_step(program: str | bytes, *, platform: str | None = None) -> TracedStep:
+    """The step of a StableHLO program, which is MLIR text or a portable artifact, to run on a platform.
 
     Raises `ProgramError` if it cannot be parsed.
 
@@ -132,7 +134,7 @@ def read_step(program: str | bytes) -> TracedStep:
     >>> step.arguments[0].name, step.results[0].shape
     ('0', (4,))
     """
-    return _read_module(read_stablehlo(program))
+    return _read_module(read_stablehlo(program), platform or jax.default_backend())
 
 
 def read_spec(sharding: Attribute | None) -> PartitionSpec | None:
@@ -151,7 +153,7 @@ def read_spec(sharding: Attribute | None) -> PartitionSpec | None:
     return PartitionSpec(*dims)
 
 
-def _read_module(module: Module) -> TracedStep:
+def _read_module(module: Module, platform: str) -> TracedStep:
     """The step of a module, which is changed: calls are inlined, and attributes about donation are removed."""
     name_main(module)
     with module.context, ir.Location.unknown():
@@ -181,7 +183,7 @@ def _read_module(module: Module) -> TracedStep:
             if key in main.attributes:
                 del main.attributes[key]
         ops = tuple(list_operations(main))
-    return TracedStep(module, main, ops, tuple(arguments), tuple(results), None, None, donated, carried)
+    return TracedStep(module, main, ops, tuple(arguments), tuple(results), None, None, donated, carried, platform)
 
 
 def _inline_all(module: Module) -> Operation:

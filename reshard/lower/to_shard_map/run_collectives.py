@@ -145,8 +145,16 @@ def scatter_sum(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Seque
         # A TPU receives twice the bytes for other spellings: libtpu makes an all-reduce of a reduce-scatter among all
         # devices of a program, and of one that drops the dim it scatters. So the dim stays, and a group of all devices
         # is two levels: the larger groups, along most axes of a torus, go first, when the tiles are large.
-        dim = find_gathered_dim(step.send) or 0
-        tile = resize_tile(tile, step.send.padded) if dim else number_blocks(step.send, tile)
+        # Nor does it scatter what is less than whole tiles of memory: 512 bytes of a row, 16 rows.
+        dim, rank = find_gathered_dim(step.send) or 0, len(step.send.padded)
+        least = {rank - 1: 4 * LANES // tile.dtype.itemsize, rank - 2: 16}.get(dim, 1)
+        if dim and step.send.padded[dim] // step.send.count % least == 0:
+            tile = resize_tile(tile, step.send.padded)
+        else:
+            dim, tile = 0, number_blocks(step.send, tile)
+            rows = tile.shape[-2] if tile.ndim > 2 else 1
+            if rows % 8 and math.prod(tile.shape[1:]) % (8 * LANES) == 0:
+                tile = tile.reshape(len(tile), -1, LANES)
         for groups in place.levels(step.groups):
             tile = lax.psum_scatter(tile, scatter_dimension=dim, tiled=True, **place.group(groups))
         return tile.reshape(step.receive.padded)
