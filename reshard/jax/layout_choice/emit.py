@@ -167,6 +167,7 @@ class _Emitter:
         layouts = self.layouts.operations.get(self.numbers[op])
         if layouts is None:
             layouts = OpLayouts(tuple(map(self.whole, op.operands)), tuple(map(self.whole, op.results)))
+        # A loop's operands lie as what it carries does.
         if op.name == _WHILE:
             layouts = OpLayouts(layouts.results, layouts.results, layouts.anew)
         tiles = self.read_operands(op, layouts, scope)
@@ -191,6 +192,7 @@ class _Emitter:
             scope.inside = outer
             values: Sequence[Value] = list(made.results)
         elif op.name in _SAME:
+            # Its layout is the constraint: it was kept when the operand was read.
             values = tiles
         elif op.name == _BARRIER:
             with scope.insert():
@@ -214,6 +216,7 @@ class _Emitter:
         late = [at for at in range(len(operands)) if at in layouts.anew]
         for at in [*(at for at in range(len(operands)) if at not in layouts.anew), *late]:
             value, layout = operands[at], layouts.operands[at]
+            # What a source makes is made again in each block: it costs nothing, and is live nowhere else.
             if not isinstance(value.owner, ir.Block) and value.owner.operation in self.sources:
                 if (value, layout) not in scope.sources:
                     with scope.insert():
