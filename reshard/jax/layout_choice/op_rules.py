@@ -66,7 +66,8 @@ _BY_SHARDY = re.compile(
 _LINEAR_IN_FIRST = re.compile(
     r"stablehlo\.(broadcast_in_dim|dynamic_slice|fft|gather|imag|negate|real|reshape|reverse|slice|transpose)|chlo\.conj"
 )
-_SAME_KIND = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
+_REDUCTIONS = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
+_REDUCTIONS_OF_TRUTH = {"stablehlo.or": "max", "stablehlo.and": "min"}
 _SPLAT = re.compile(r"dense<([^\[\]<>\"]+)> :")
 _ZERO = re.compile(r"\(?-?0(\.0*e\+00)?(, ?-?0\.0*e\+00\))?")
 
@@ -171,11 +172,12 @@ def read_body_kind(op: Operation) -> str | None:
     """The reduction that the body of a reduce or a scatter of one array is: sum, max or min; None for any other."""
     block = op.regions[-1].blocks[0]
     body = [each.operation for each in block.operations]
-    if len(body) != 2 or len(block.arguments) != 2 or _element(op.results[0]) == "i1":
+    if len(body) != 2 or len(block.arguments) != 2:
         return None
     returned = body[1].operands[0] == body[0].results[0]
     both = {each for each, argument in enumerate(block.arguments) for used in body[0].operands if used == argument}
-    return _SAME_KIND.get(body[0].name) if returned and both == {0, 1} else None
+    kinds = _REDUCTIONS_OF_TRUTH if _element(op.results[0]) == "i1" else _REDUCTIONS
+    return kinds.get(body[0].name) if returned and both == {0, 1} else None
 
 
 def _element(value: Value) -> str:
@@ -389,6 +391,18 @@ def _split_patches(op: Operation, draft: _Draft) -> None:
     draft.operands, draft.results = [tuple(image), tuple(kernel)], [tuple(result)]
 
 
+def _keep_batch(op: Operation, draft: _Draft) -> None:
+    """Factorizations and the like, of many matrices: jax says how many dims in front are a batch's."""
+    said = op.attributes.get("mhlo.frontend_attributes")
+    count = int(said["num_batch_dims"].value) if said is not None and "num_batch_dims" in said else 0
+    batch = [draft.add_factor(size) for size in read_shape(op.operands[0])[:count]] if count else []
+
+    def lay(dims: Dims) -> Dims:
+        return tuple((batch[dim],) if dim < count else () for dim in range(len(dims)))
+
+    draft.operands, draft.results = [[lay(dims) for dims in some] for some in (draft.operands, draft.results)]
+
+
 def _take_top(op: Operation, draft: _Draft) -> None:
     """The largest elements along the last dim, which stays whole."""
     shape = read_shape(op.operands[0])
@@ -402,6 +416,7 @@ _OWN = {
     "stablehlo.concatenate": _join_pieces,
     "stablehlo.reduce_window": _reduce_windows,
     "stablehlo.select_and_scatter": _reduce_windows,
+    "stablehlo.custom_call": _keep_batch,
     "chlo.top_k": _take_top,
 }
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.extend.mlir.dialects import stablehlo as _stablehlo
 from jax.interpreters.mlir import make_ir_context as _make_ir_context
 from jax.sharding import PartitionSpec
 
@@ -26,6 +27,7 @@ from reshard.jax.stablehlo_pass.module_pass import name_main, read_stablehlo
 from reshard.jax.stablehlo_pass.shardy import read_dtype, spell_out, value_sharding
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, inline_call, ir, list_operations, run_passes
 
+stablehlo: Any = _stablehlo
 make_ir_context: Any = _make_ir_context
 _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 _COMPOSITE = "stablehlo.composite"
@@ -159,6 +161,7 @@ def _read_module(module: Module, platform: str) -> TracedStep:
     with module.context, ir.Location.unknown():
         spell_out(module)
         main = _inline_all(module)
+        _separate_transforms(main)
         run_passes(module, "func.func(cse),symbol-dce")
         block = main.regions[0].blocks[0]
         given = [read_spec(value_sharding(argument)) for argument in block.arguments]
@@ -203,6 +206,32 @@ def _inline_all(module: Module) -> Operation:
                 call = plain
             inline_call(call, functions)
     return main
+
+
+def _separate_transforms(main: Operation) -> None:
+    """Replaces each FFT over several dims by one for each dim, of which the others may be split: slabs and pencils."""
+    for op in [
+        op for op in list_operations(main) if op.name == "stablehlo.fft" and len(op.attributes["fft_length"]) > 1
+    ]:
+        lengths, kind = list(op.attributes["fft_length"]), str(op.attributes["fft_type"])
+        value, last = op.operands[0], len(ir.RankedTensorType(op.results[0].type).shape) - 1
+        complex_kind = "IFFT" if "IRFFT" in kind else "FFT" if "RFFT" in kind else None
+        # The last dim has real numbers on one side: it is the first forth, and the last back.
+        dims = [last, *range(last - len(lengths) + 1, last)]
+        for dim in reversed(dims) if "IRFFT" in kind else dims:
+            length = lengths[dim - last - 1]
+            each = op.attributes["fft_type"]
+            if complex_kind and dim != last:
+                each = ir.Attribute.parse(f"#stablehlo<fft_type {complex_kind}>")
+            turned = [last if at == dim else dim if at == last else at for at in range(last + 1)]
+            with op.location, ir.InsertionPoint(op):
+                if dim != last:
+                    value = stablehlo.transpose(value, turned)
+                value = stablehlo.fft(value, each, [length])
+                if dim != last:
+                    value = stablehlo.transpose(value, turned)
+        op.results[0].replace_all_uses_with(value)
+        op.erase()
 
 
 def _value_attributes(main: Operation, key: str, count: int) -> list[dict[str, Attribute]]:
