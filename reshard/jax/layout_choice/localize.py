@@ -122,6 +122,7 @@ def _count_along(axes: Sequence[SubAxis], mesh: Mesh) -> Value:
     """The number of this device along some axes, the first major, as a scalar."""
     kind = ir.IntegerType.get_signless(32)
     position = _convert(stablehlo.partition_id(), kind)
+    # A partition is a position of the mesh, as its axes are in the order of jax's.
     number = _build_scalar(0, kind)
     for axis in axes:
         along = stablehlo.divide(position, _build_scalar(mesh.stride(axis), kind))
@@ -133,12 +134,14 @@ def _count_along(axes: Sequence[SubAxis], mesh: Mesh) -> Value:
 def _keep_first(value: Value, axes: Sequence[SubAxis], mesh: Mesh) -> Value:
     """The value on devices whose coordinates along some axes are all 0, and zeros elsewhere: a sum of one summand."""
     number = _count_along(axes, mesh)
+    # Which summand has the data is free; the first is one that all axes have.
     first = stablehlo.compare(number, _build_like(0, number), stablehlo.ComparisonDirectionAttr.get("EQ"))
     return stablehlo.select(first, value, _build_like(0, value))
 
 
 def _number_elements(dim: Dim, mesh: Mesh) -> Value:
     """The global index of each local one along a dim: the digits of both, those that are held from the device."""
+    # Numbers are whole until the end: a narrow floating-point type counts to 256 only.
     kind = ir.IntegerType.get_signless(32 if dim.size < 2**31 else 64)
     local = stablehlo.iota(ir.RankedTensorType.get([dim.tile], kind), 0)
     # `place` is what a digit counts for in the global index, `unit` in the local one.
@@ -287,6 +290,7 @@ def _shift_indices(
     if str(kind) in ("ui32", "ui64"):
         indices = stablehlo.minimum(indices, _build_like(2 ** (63 if wide else 31) - 1, indices))
     indices = stablehlo.reshape(ir.RankedTensorType.get(shape, signed), _convert(indices, signed))
+    # Each component of an index is of one dim: those of dims that are whole here stay as they are.
     parts, inside = list[Value](), None
     for at in range(shape[vector_dim]):
         starts, limits = [0] * len(shape), list(shape)

@@ -67,6 +67,7 @@ _LINEAR_IN_FIRST = re.compile(
     r"stablehlo\.(broadcast_in_dim|dynamic_slice|fft|gather|imag|negate|real|reshape|reverse|slice|transpose)|chlo\.conj"
 )
 _REDUCTIONS = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
+# Truth values are 0 and 1.
 _REDUCTIONS_OF_TRUTH = {"stablehlo.or": "max", "stablehlo.and": "min"}
 _SPLAT = re.compile(r"dense<([^\[\]<>\"]+)> :")
 _ZERO = re.compile(r"\(?-?0(\.0*e\+00)?(, ?-?0\.0*e\+00\))?")
@@ -174,6 +175,7 @@ def read_body_kind(op: Operation) -> str | None:
     body = [each.operation for each in block.operations]
     if len(body) != 2 or len(block.arguments) != 2:
         return None
+    # Both arguments and nothing else: a body with a constant would add it at each step.
     returned = body[1].operands[0] == body[0].results[0]
     both = {each for each, argument in enumerate(block.arguments) for used in body[0].operands if used == argument}
     kinds = _REDUCTIONS_OF_TRUTH if _element(op.results[0]) == "i1" else _REDUCTIONS
@@ -282,6 +284,7 @@ def _pair_pieces(
     draft: _Draft, first: list[tuple[int, ...]], second: list[tuple[int, ...]], size: int, other: int, piece: int
 ) -> None:
     """Adds a dim to two tensors, of `size` and of `other` elements, which are both in pieces that may be split."""
+    # Whole pieces are taken or left, so that each device has the same share of every piece.
     shared = draft.add_factor(piece)
     for dims, elements in ((first, size), (second, other)):
         dims.append((*([draft.add_factor(elements // piece, whole=True)] if elements > piece else []), shared))
@@ -393,6 +396,7 @@ def _split_patches(op: Operation, draft: _Draft) -> None:
 
 def _keep_batch(op: Operation, draft: _Draft) -> None:
     """Factorizations and the like, of many matrices: jax says how many dims in front are a batch's."""
+    # Other custom calls are whole: nobody knows here what they do.
     said = op.attributes.get("mhlo.frontend_attributes")
     count = int(said["num_batch_dims"].value) if said is not None and "num_batch_dims" in said else 0
     batch = [draft.add_factor(size) for size in read_shape(op.operands[0])[:count]] if count else []
@@ -435,6 +439,7 @@ def _fit_rule(op: Operation, draft: _Draft) -> OpRule:
             whole |= set() if fits else set(factors)
             fitted.append(tuple(factor for factor in factors if fits and draft.sizes[factor] > 1))
         kept.append(tuple(fitted))
+    # Factors of one element say nothing and are gone: what is left is numbered anew.
     used = sorted({factor for dims in kept for factors in dims for factor in factors})
     renumber = {factor: number for number, factor in enumerate(used)}
     places = [tuple(tuple(renumber[factor] for factor in factors) for factors in dims) for dims in kept]
