@@ -42,6 +42,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 ALLOWED = {  # `draw` and HTML of plans and trees: a method of a plan is where users look for its picture
     ("plans.plan", "draw.pictures"),
     ("plans.plan", "draw.plan_page"),
+    ("synth.choice.trade_off", "draw.trade_off"),  # and so is that of what memory buys
+    ("synth.choice.trade_off", "draw.paint_svg"),
     ("types.layout", "runtime.numpy_tiles"),  # `tiles` and `assemble`: cutting an array is numpy's
 }
 STANDARD_LIBRARY_ONLY = {"errors", "types", "geometry", "plans"}

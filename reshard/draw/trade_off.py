@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from reshard.draw.paint_svg import STANDALONE, paint_svg
 from reshard.draw.scene import (
     FLOOR,
     INK,
@@ -37,17 +36,13 @@ _DOT = 4.0
 _HIGHEST = 1.6  # What takes longer than this times the slowest choice is named at the upper edge.
 
 
-def paint_trade_off(
-    choices: Sequence[tuple[int, float]], others: Mapping[str, tuple[int, float]], budget: int | None
-) -> str:
-    """The picture as SVG with its title and caption, for a page or a file of its own."""
-    return paint_svg(add_words(draw_trade_off(choices, others, budget)), STANDALONE)
-
-
 def draw_trade_off(
     choices: Sequence[tuple[int, float]], others: Mapping[str, tuple[int, float]], budget: int | None = None
 ) -> Scene:
-    """A stair of the choices, each its bytes and seconds, a dot for each of the others, and a line at the budget."""
+    """A stair of the choices, each its bytes and seconds, a dot for each of the others, and a line at the budget.
+
+    Title and caption are there already, since no page of a plan surrounds it.
+    """
     best: list[tuple[int, float]] = []
     for size, seconds in sorted(choices):
         # Among choices whose gap is not zero, one with more memory may take longer: it is no step of the stair.
@@ -114,9 +109,10 @@ def draw_trade_off(
     said = "; ".join(_say_point(*point) for point in best)
     compared = "".join(f"; {name}: {_say_point(size, seconds)}" for name, (size, seconds) in others.items())
     caption = "The stair is the best choice that fits; nothing fits on the hatched side. Dots are others, by the model."
-    return Scene(
+    scene = Scene(
         right + _EDGE, bottom + 28 + LINE, tuple(marks), "time of a step against memory", caption, said + compared
     )
+    return add_words(scene)
 
 
 def _say_point(size: int, seconds: float) -> str:

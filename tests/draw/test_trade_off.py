@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from reshard.draw.paint_svg import STANDALONE, paint_svg
 from reshard.draw.scene import INK, LINE, PROMISE, Area, Lines, Words, measure_words
-from reshard.draw.trade_off import draw_trade_off, paint_trade_off
+from reshard.draw.trade_off import draw_trade_off
 
 GIB = 2**30
 CHOSEN = ((11, 3.1e-3), (13, 2.2e-3), (26, 1.4e-3), (48, 1.1e-3))
@@ -59,14 +60,14 @@ def test_names_of_others_do_not_cover_each_other_and_stay_inside():
 
 
 def test_the_svg_says_in_words_what_it_shows_and_follows_the_page():
-    svg = paint_trade_off(*scene_arguments())
+    svg = paint_svg(draw_trade_off(*scene_arguments()), STANDALONE)
     root = ElementTree.fromstring(svg)
     assert root.get("aria-label", "").startswith("3.1 ms in 11.0 GiB; 2.2 ms in 13.0 GiB")
     assert "data parallel: 1.5 ms in 60.0 GiB" in root.get("aria-label", "")
     assert "prefers-color-scheme:dark" in svg and "budget 20.0 GiB" in svg
     assert not re.search(r"\bnan\b|\binf\b", svg)
-    assert "budget" not in paint_trade_off(*scene_arguments()[:2], None)
+    assert "budget" not in paint_svg(draw_trade_off(*scene_arguments()[:2]))
 
 
 def test_one_choice_alone_is_drawn_as_well():
-    assert "1 ms in 1.0 GiB" in paint_trade_off([(GIB, 1e-3)], {}, None)
+    assert "1 ms in 1.0 GiB" in paint_svg(draw_trade_off([(GIB, 1e-3)], {}))

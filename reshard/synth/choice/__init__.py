@@ -6,6 +6,7 @@ device_speed  what work costs on one device: published and measured rates
 splits        every split that a node may have
 assess        the moves, seconds and bytes of a choice, and what a device holds meanwhile
 milp          the best splits within a budget, and the smallest budget
+trade_off     what each budget costs in time, as data and as a picture
 flows         a problem as tables of groups that are split alike, and of what flows between them
 layout_model  those tables as a linear program, with rows for memory, which linear_program solves
 
@@ -30,3 +31,5 @@ from reshard.synth.choice.problem import Split as Split
 from reshard.synth.choice.problem import Tensor as Tensor
 from reshard.synth.choice.problem import access_layout as access_layout
 from reshard.synth.choice.splits import list_splits as list_splits
+from reshard.synth.choice.trade_off import TradeOff as TradeOff
+from reshard.synth.choice.trade_off import solve_trade_off as solve_trade_off

@@ -6,11 +6,13 @@ import dataclasses
 
 import pytest
 
+from reshard.errors import BudgetError
 from reshard.jax.layout_choice.explain import describe_change, describe_split, explain_choice
 from reshard.synth.choice.assess import assess_splits
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, Tensor
+from reshard.synth.choice.trade_off import solve_trade_off
 from reshard.types import Layout, Mesh
 
 MESH = Mesh(x=4, y=2)
@@ -124,6 +126,36 @@ def test_a_rivals_moves_are_compared_with_those_that_were_chosen(prices: MovePri
     text = str(said)
     assert all(title in text for title in ("chosen\n", "the dearest moves\n", "what FSDP moves beside it\n"))
     assert said.to_dict()["rival"] == "FSDP"
+
+
+def test_less_memory_takes_longer_down_to_where_nothing_fits(prices: MovePrices):
+    """Rows are needed whole before and after a large array lives: kept, or gathered a second time."""
+    whole, dims = ((), ()), ((0,), (1,))
+
+    def make(name: str, only: Split, reads: tuple[Access, ...], writes: tuple[Access, ...]) -> Node:
+        return Node(name, (WIDE, OUT), frozenset({0, 1}), reads, writes, only=(only,))
+
+    nodes = (
+        make("rows", ROWS, (), (Access(0, dims, 0),)),
+        make("early", whole, (Access(0, dims, 1),), (Access(2, dims, 1),)),
+        make("large", whole, (), (Access(1, dims, 3),)),
+        make("last of large", whole, (Access(1, dims, 5),), (Access(3, dims, 5),)),
+        make("late", whole, (Access(0, dims, 8),), (Access(4, dims, 8),)),
+    )
+    lives = [(0, 8), (3, 5), (1, 1), (5, 5), (8, 8)]
+    tensors = tuple(Tensor(f"t{at}", (WIDE, OUT), "f32", *life) for at, life in enumerate(lives))
+    problem = Problem(MESH, tensors, nodes)
+    trade = solve_trade_off(problem, prices, SPEED, budget=7 * 2**20)
+    choices = [choice for _, choice in trade.points]
+    assert all(choice.peak_bytes <= budget for budget, choice in trade.points)
+    assert len(choices[0].anew) == 1 and not choices[-1].anew
+    assert choices[0].move_seconds == pytest.approx(2 * choices[-1].move_seconds)
+    svg = trade.to_svg()
+    assert "budget 7.0 MiB" in svg and svg.count("chosen</title>") == 2
+    most = choices[-1].peak_bytes
+    assert [budget for budget, _ in solve_trade_off(problem, prices, SPEED, [1, most]).points] == [most]
+    with pytest.raises(BudgetError):
+        solve_trade_off(problem, prices, SPEED, [1, 2])
 
 
 @pytest.mark.parametrize(
