@@ -171,7 +171,8 @@ def find_free_runs(view: TileView, order: Sequence[int]) -> BlockRuns | None:
 
 def cut_box(tile: Array, starts: Sequence[Array], extents: Sequence[int]) -> Array:
     """The box of these extents that begins at `starts`, which are not negative, so XLA need not check."""
-    return lax.dynamic_slice(tile, starts, extents, allow_negative_indices=False)
+    # MLIR writes a slice of a scalar in a way that it cannot read.
+    return lax.dynamic_slice(tile, starts, extents, allow_negative_indices=False) if starts else tile
 
 
 def write_box(filled: Array, content: Array, starts: list[Array], gets: Array | None) -> Array:
