@@ -24,6 +24,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations
 
 from reshard.errors import MeshError
 from reshard.geometry.refine import Refinement, refine
@@ -47,6 +49,28 @@ Origins = Mapping[tuple[int, int], int | None]
 which the receiver has the sender's coordinate, None if the receiver meets senders of every coordinate."""
 
 
+class StepTime(tuple[tuple[tuple[float, float], ...], ...]):
+    """The seconds of a step, whatever the size of its array: of several ways the fastest, each of which takes as long
+    as the slowest of its parts, which are (seconds, further seconds for all the bytes).
+
+    >>> two_ways = StepTime((((2.0, 1.0), (0.0, 2.0)), ((1.0, 5.0),)))
+    >>> [two_ways.at(scale) for scale in (0.0, 0.5, 1.0, 4.0)]
+    [1.0, 2.5, 3.0, 8.0]
+    """
+
+    __slots__ = ()
+
+    def at(self, scale: float = 1.0) -> float:
+        """Seconds where the array has so many times the bytes."""
+        if len(self) == 1 == len(self[0]):
+            (wait, bytes_seconds) = self[0][0]
+            return wait + scale * bytes_seconds
+        return min(max(wait + scale * bytes_seconds for wait, bytes_seconds in way) for way in self)
+
+
+_NO_TIME = StepTime((((0.0, 0.0),),))
+
+
 def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     """Predicted seconds of one step from an operand on a mesh with these links.
 
@@ -56,10 +80,15 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     >>> f"{predict_seconds(StepSpec('all_gather', whole), held, links) * 1e6:.3f} us"
     '2.123 us'
     """
+    return predict_time(step, operand, links).at()
+
+
+def predict_time(step: StepSpec, operand: Layout, links: Links) -> StepTime:
+    """Predicted seconds of one step, for arrays of the operand's form and any size."""
     kind, result, mode = step
     cost = check_step(kind, operand, result, mode)
     if not cost.launches:
-        return 0.0
+        return _NO_TIME
     wires, operand = Wires.of(links, operand.mesh), wire_layout(operand, result)
     # Through a view, and beside what is held, messages are of any size.
     refinement = None if mode.view is not None or mode.holding is not None else refine(operand, result)
@@ -67,7 +96,8 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
         return _predict_boxes(cost, operand, result, wires)
     match kind:
         case "all_reduce":
-            return 2 * _predict_reduction(operand, refinement, wires)
+            scatter = _predict_reduction(operand, refinement, wires)
+            return StepTime(tuple((2 * wait, 2 * seconds) for wait, seconds in way) for way in scatter)
         case "reduce_scatter":
             return _predict_reduction(operand, refinement, wires)
         case "all_gather":
@@ -89,29 +119,82 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
                 return _predict_boxes(cost, operand, result, wires)
 
 
-Known = dict[tuple[Layout, StepSpec], float]
+Known = dict[tuple[Layout, StepSpec], StepTime]
 """The seconds of steps that are priced already."""
 
 
 def keep_fastest(
-    routes: Iterable[Sequence[StepSpec]], source: Layout, links: Links, known: Known | None = None
+    routes: Iterable[Sequence[StepSpec]],
+    source: Layout,
+    links: Links,
+    known: Known | None = None,
+    ties: bool = True,
 ) -> list[Sequence[StepSpec]]:
-    """The routes of least predicted seconds; steps that several routes share are priced once."""
+    """The routes of least predicted seconds, without `ties` the first of equal ones; steps that several routes share
+    are priced once.
+
+    On links for arrays of several sizes (`Wires.for_sizes`), those that are not slower than another one at all sizes.
+    """
     known = {} if known is None else known
-    times = [(route_seconds(route, source, links, known), route) for route in routes]
-    least = min(time for time, _ in times)
-    return [route for time, route in times if is_as_fast(time, least)]
+    listed = list(routes)
+    low, high = list_scales(source, links)
+    if low == high:
+        seconds = [route_seconds(route, source, links, known) for route in listed]
+        least = min(seconds)
+        fastest = [route for route, time in zip(listed, seconds, strict=True) if is_as_fast(time, least)]
+        return fastest if ties else fastest[:1]
+    every = [list_times(route, source, links, known) for route in listed]
+    # The fastest way of a step, or its slowest part, changes where two of its lines meet. Between such sizes all
+    # routes are linear, so that one which is slower at both is slower between.
+    parts = {tuple(part for way in time for part in way) for times in every for time in times}
+    pairs = (pair for each in parts for pair in combinations(each, 2))
+    turns = {(b[0] - a[0]) / (a[1] - b[1]) for a, b in pairs if a[1] != b[1]}
+    points = [low, *sorted(turn for turn in turns if low < turn < high), high]
+    kept: list[tuple[list[float], Sequence[StepSpec]]] = []
+    for route, times in zip(listed, every, strict=True):
+        seconds = [sum(time.at(scale) for time in times) for scale in points]
+        rivals = [other for other, _ in kept if _is_never_slower(other, seconds)]
+        if any(not (ties and _is_never_slower(seconds, other)) for other in rivals):
+            continue
+        # An earlier route that ties stays: it would have been taken first.
+        kept = [each for each in kept if not _is_never_slower(seconds, each[0]) or _is_never_slower(each[0], seconds)]
+        kept.append((seconds, route))
+    return [route for _, route in kept]
+
+
+def list_scales(layout: Layout, links: Links) -> tuple[float, float]:
+    """How many times the bytes of a layout arrays have for which these links are, at least and at most."""
+    if not isinstance(links, Wires) or links.sizes is None:
+        return 1.0, 1.0
+    nbytes = layout.nbytes(math.prod(layout.shape))
+    return links.sizes[0] / nbytes, links.sizes[1] / nbytes
+
+
+def _is_never_slower(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(is_as_fast(time, than) for time, than in zip(one, other, strict=True))
+
+
+def list_times(route: Sequence[StepSpec], source: Layout, links: Links, known: Known) -> list[StepTime]:
+    """Predicted seconds of the steps of a route, of which `known` has those that were priced before."""
+    times: list[StepTime] = []
+    at = source
+    for step in route:
+        time = known.get((at, step))
+        if time is None:
+            wires = Wires.of(links, at.mesh)
+            time = known[at, step] = _time_on_wires(step, at, wires)
+        times.append(time)
+        at = step.result
+    return times
+
+
+# Moves between the same few layouts of an array have most of their steps in common.
+_time_on_wires = lru_cache(maxsize=1 << 14)(predict_time)
 
 
 def route_seconds(route: Sequence[StepSpec], source: Layout, links: Links, known: Known) -> float:
-    """Predicted seconds of the steps of a route, of which `known` has those that were priced before."""
-    total, at = 0.0, source
-    for step in route:
-        if (at, step) not in known:
-            known[at, step] = predict_seconds(step, at, links)
-        total += known[at, step]
-        at = step.result
-    return total
+    """Predicted seconds of a route."""
+    return sum(time.at() for time in list_times(route, source, links, known))
 
 
 def is_as_fast(time: float, least: float) -> bool:
@@ -153,13 +236,14 @@ def predict_collective(kind: str, factors: _Factors, nbytes: int, mesh: Mesh, li
         return 0.0
     match kind:
         case "all_reduce" | "reduce_scatter":
-            return (2 if kind == "all_reduce" else 1) * _predict_gather(factors, nbytes / peers, mesh, wires)
+            scatter = _predict_gather(factors, nbytes / peers, mesh, wires).at()
+            return 2 * scatter if kind == "all_reduce" else scatter
         case "all_to_all":
-            return _predict_blocks(factors, nbytes / peers, mesh, wires)
+            return _predict_blocks(factors, nbytes / peers, mesh, wires).at()
         case "permute":
-            return _predict_blocks((), nbytes, mesh, wires, factors, origins=dict.fromkeys(factors))
+            return _predict_blocks((), nbytes, mesh, wires, factors, origins=dict.fromkeys(factors)).at()
         case _:
-            return _predict_gather(factors, nbytes, mesh, wires)
+            return _predict_gather(factors, nbytes, mesh, wires).at()
 
 
 def time_step(step: Step, network: Network, bandwidth: float | None = None) -> float:
@@ -171,7 +255,7 @@ def time_step(step: Step, network: Network, bandwidth: float | None = None) -> f
     return link.wait(step.launches) + step.endpoint_bytes / (bandwidth or link.bandwidth)
 
 
-def _predict_reduction(operand: Layout, refinement: Refinement, links: Wires) -> float:
+def _predict_reduction(operand: Layout, refinement: Refinement, links: Wires) -> StepTime:
     peers = [(f.stride, f.size) for f in refinement.reduced]
     block = operand.tile_bytes / math.prod(size for _, size in peers)
     return _predict_gather(peers, block, operand.mesh, links)
@@ -217,7 +301,7 @@ def _predict_blocks(
     crossed: _Factors = (),
     repeat: int = 1,
     origins: Origins | None = None,
-) -> float:
+) -> StepTime:
     """Seconds for one block from every peer along the factors `in_turn` of the device positions, `repeat` times.
 
     Every message may cross the factors `crossed`, so once the fabric of one of these is the slowest left, all blocks
@@ -226,7 +310,7 @@ def _predict_blocks(
     met, crossing = _by_fabric(in_turn, mesh, wires), _by_fabric(crossed, mesh, wires)
     total = left = math.prod(size for _, size in in_turn)
     sent: dict[Link, int] = {}
-    time = 0.0
+    parts: list[tuple[float, float]] = []
     for fabric in _sort_fabrics({*met, *crossing}, mesh, wires):
         turn, over = met.get(fabric, ()), crossing.get(fabric, ())
         near = 0 if over else left // math.prod(sub.size for sub in turn)
@@ -242,12 +326,13 @@ def _predict_blocks(
             routed = None if known else wires.route(mesh, origins or dict.fromkeys(in_turn))
             load = min(loads if routed is None else [*loads, routed])
             waited = wires.slowest.wait((left - near or total) * repeat, 0) + every.latency
-            time = max(time, waited + blocks * block * repeat * load)
+            parts.append((waited, blocks * block * repeat * load))
         left = near
-    return max([time, *(link.wait(count) + count * block / link.bandwidth for link, count in sent.items())])
+    parts += [(link.wait(count), count * block / link.bandwidth) for link, count in sent.items()]
+    return StepTime((tuple(parts),)) if parts else _NO_TIME
 
 
-def _predict_gather(peers: _Factors, block: float, mesh: Mesh, wires: Wires) -> float:
+def _predict_gather(peers: _Factors, block: float, mesh: Mesh, wires: Wires) -> StepTime:
     """Seconds of a gather of blocks along factors of the device positions, or of a scatter of sums.
 
     Fabric by fabric, the slowest first, doubling. Or, over switches, in rings through all devices, as many as a domain
@@ -256,24 +341,29 @@ def _predict_gather(peers: _Factors, block: float, mesh: Mesh, wires: Wires) -> 
     """
     by_fabric = _by_fabric(peers, mesh, wires)
     left = total = math.prod(size for _, size in peers)
-    staged, waited = 0.0, 0.0
+    latency, staged, waited = 0.0, 0.0, 0.0
     rings: dict[Link, float] = {}
     for fabric in _sort_fabrics(by_fabric, mesh, wires):
         turn = by_fabric[fabric]
         near = left // math.prod(sub.size for sub in turn)
         if fabric == _WIRES:
             spans = wires.spans(mesh, turn)
-            staged += spans.latency + spans.gather(near * block)
+            latency += spans.latency
+            staged += spans.gather(near * block)
         else:
             link = wires[fabric]
             rounds = sum(p - 1 for sub in turn for p in primes(sub.size))
-            staged += rounds * link.latency + (left - near) * block / link.bandwidth
+            latency += rounds * link.latency
+            staged += (left - near) * block / link.bandwidth
             # Of the steps along a ring, one in `near` leaves as many devices, and one in `left` more than these.
             share = 1 / near - (1 / left if left < total else 0)
             rings[link] = rings.get(link, 0.0) + share * (total - 1) * block / link.bandwidth
             waited += (total // near - total // left) * link.latency
         left = near
-    return staged if _WIRES in by_fabric or len(rings) < 2 else min(staged, waited + max(rings.values()))
+    doubling = ((latency, staged),)
+    if _WIRES in by_fabric or len(rings) < 2:
+        return StepTime((doubling,))
+    return StepTime((doubling, tuple((waited, seconds) for seconds in rings.values())))
 
 
 _WIRES = ""
@@ -296,17 +386,16 @@ def _by_fabric(factors: _Factors, mesh: Mesh, wires: Wires) -> dict[str, list[Su
     return by_fabric
 
 
-def _predict_boxes(cost: Cost, operand: Layout, result: Layout, wires: Wires) -> float:
+def _predict_boxes(cost: Cost, operand: Layout, result: Layout, wires: Wires) -> StepTime:
     """Seconds of an exchange of boxes: on the slowest link that it can cross, that of an axis that a layout uses.
 
     On wires any message may go to any device of these axes.
     """
     used = {s.axis for s in (*operand.held, *result.held) if s.axis in wires} or set(wires)
     links = [wires[axis] for axis in used if not wires.wired(axis)]
-    time = max((link.wait(cost.launches) + cost.received / link.bandwidth for link in links), default=0.0)
+    parts = [(link.wait(cost.launches), cost.received / link.bandwidth) for link in links]
     mesh = operand.mesh
     spans = wires.spans(mesh, (SubAxis(axis, 1, mesh.axes[axis]) for axis in mesh.axes if axis in used))
-    if not spans:
-        return time
-    latency = spans.latency + wires.slowest.wait(cost.launches, 0)
-    return max(time, latency + spans.permute(cost.received))
+    if spans:
+        parts.append((spans.latency + wires.slowest.wait(cost.launches, 0), spans.permute(cost.received)))
+    return StepTime((tuple(parts),)) if parts else _NO_TIME

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -134,6 +135,10 @@ class Network:
         """
         if not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise NetworkError(f"{quoted(mesh)} is not a Mesh; give Mesh(x=4, y=2)")
+        return self._lay_wires(mesh)
+
+    @lru_cache(maxsize=64)  # noqa: B019 (few networks, kept while used)
+    def _lay_wires(self, mesh: Mesh) -> Wires:
         own = dict(self.axes)
         links: dict[str, Link] = {}
         span = 1

@@ -5,7 +5,7 @@
     chain         each step checked by its typing rule  a plan: bytes, launches, live memory
     idle          ... and over axes that nothing uses   less time for more bytes
     budget        steps cut until they fit              or a `BudgetError`
-    _choose_plan  the least of these                    seconds, bytes, launches, memory
+    choose_plan  the least of these                    seconds, bytes, launches, memory
 
 Without a network the best plan has the fewest bytes on the busiest device, then the fewest launches, then the least
 memory, where the messages of an exchange count as buffers even if it does not stage them. With a network it has the
@@ -24,6 +24,7 @@ chosen without it allows.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -49,10 +50,11 @@ from reshard.plans.plan import (
 from reshard.plans.rules.step_mode import StepMode
 from reshard.synth import cost, moves
 from reshard.synth.budget import fit_plans
-from reshard.synth.network import Network
+from reshard.synth.network import Links, Network
 from reshard.synth.options import SLACK, PlanOptions
 from reshard.synth.routes import Pair, Route, crossing, idle, list_routes
 from reshard.synth.tree_batches import fit_batches, group_plans, sort_batches
+from reshard.synth.wires import Wires
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, MeshLike
 from reshard.types.move import Move
@@ -183,7 +185,7 @@ def _plan_gathering_move(move: Move, options: PlanOptions) -> Plan:
     if move.plain:
         return _plan_gathering(move.source, move.target, options)
     made = moves.plan_candidates(move, _plan_gathering, options, gathers=True)
-    return _choose_plan([cost.time_on_network(plan, options.network) for plan in made], options.slack)
+    return choose_plan([cost.time_on_network(plan, options.network) for plan in made], options.slack)
 
 
 @lru_cache(maxsize=4096)
@@ -197,20 +199,14 @@ def _plan_view_move(move: Move, options: PlanOptions) -> Plan:
         exact = moves.plan_candidates(move, _plan_layouts, options._replace(slack=0.0))
         fewest = min(map(_busiest_bytes, exact))
     # Steps in the middle may be spelled on another mesh of the same devices, whose axes have links of their own.
-    return _choose_plan([cost.time_on_network(plan, network) for plan in made], slack, fewest)
+    return choose_plan([cost.time_on_network(plan, network) for plan in made], slack, fewest)
 
 
 @lru_cache(maxsize=4096)
 def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
     """The best plan between two layouts of one array, whose options say what decides (see `find_plan`)."""
     pair = Pair(*_spell_on_one_mesh(source, target))
-    if pair.starts and identity(target.dtype, str(target.reduction)) is None:
-        # All summands but one would be zeros, or what stands for them: no values can fill the target.
-        raise PlanError(
-            f"target {target} is partial where source {source} is not (mesh {target.mesh}), but no value of "
-            f"{target.dtype} leaves a {target.reduction} as it is, so nothing can fill the other summands; give a "
-            f"target that is a sum, or one that is not partial"
-        )
+    check_start(pair)
     if pair.crosses:
         return _plan_crossing(pair, options)
     budget, network, donate, slack = options[:4]
@@ -222,12 +218,9 @@ def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
         most = max(pair.source.tile_bytes, pair.target.tile_bytes)
         routes = [route for route in routes if all(step.result.tile_bytes <= most for step in route)] or routes
     else:
-        known: cost.Known = {}
-        fastest = cost.keep_fastest(routes, pair.source, links, known)
-        least = cost.route_seconds(fastest[0], pair.source, links, known)
-        over = list(idle.routes(pair, links, least)) if least else []
         # Under a budget a slower route may be the one that fits, so that none is left out.
-        routes = cost.keep_fastest([*fastest, *over], pair.source, links, known) if budget is None else [*routes, *over]
+        fastest, over = find_fastest(pair, routes, links)
+        routes = fastest if budget is None else [*routes, *over]
     made, bound = list[Plan](), 0
     for route in routes:
         check_deadline()
@@ -244,7 +237,32 @@ def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
                 chain(pair.source, pair.target, each, donate) for each in crossing.list_relays(pair.source, pair.target)
             )
             made += relays if links is None else (cost.time_plan(plan, links) for plan in relays)
-    return _choose_plan(made if budget is None else fit_plans(made, budget, links), slack, bound)
+    return choose_plan(made if budget is None else fit_plans(made, budget, links), slack, bound)
+
+
+def find_fastest(
+    pair: Pair, routes: Iterable[Sequence[StepSpec]], links: Links
+) -> tuple[list[Sequence[StepSpec]], list[Route]]:
+    """The fastest of these routes and of those over idle axes, and all of the second kind that were tried."""
+    known: cost.Known = {}
+    fastest = cost.keep_fastest(routes, pair.source, links, known)
+    least = cost.route_seconds(fastest[0], pair.source, links, known)
+    # Of several sizes, the largest may take any time.
+    several = isinstance(links, Wires) and links.sizes is not None
+    over = list(idle.routes(pair, links, math.inf if several else least)) if least else []
+    return cost.keep_fastest([*fastest, *over], pair.source, links, known), over
+
+
+def check_start(pair: Pair) -> None:
+    """Refuses a target that is partial where the source is not, by an operation that no value leaves as it is."""
+    target = pair.target
+    if pair.starts and identity(target.dtype, str(target.reduction)) is None:
+        # All summands but one would be zeros, or what stands for them: no values can fill the target.
+        raise PlanError(
+            f"target {target} is partial where source {pair.source} is not (mesh {target.mesh}), but no value of "
+            f"{target.dtype} leaves a {target.reduction} as it is, so nothing can fill the other summands; give a "
+            f"target that is a sum, or one that is not partial"
+        )
 
 
 def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
@@ -262,15 +280,15 @@ def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
     bound, fewest = plans[0].endpoint_bound_bytes, min(map(_busiest_bytes, plans))
     if _is_within(fewest, bound, slack if network is None else SLACK):
         fitting = fit_and_time(plans)
-        chosen = _choose_plan(fitting, slack, bound)
+        chosen = choose_plan(fitting, slack, bound)
         # With fewest bytes above the bound, more is within their slack, unless a relay has fewer yet.
-        if network is not None or fewest == bound or chosen is _choose_plan(fitting, slack):
+        if network is not None or fewest == bound or chosen is choose_plan(fitting, slack):
             return chosen
     relays = plan_routes(crossing.list_relays(pair.source, pair.target))
-    return _choose_plan(fit_and_time([*plans, *relays]), slack)
+    return choose_plan(fit_and_time([*plans, *relays]), slack)
 
 
-def _choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:
+def choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:
     """The plan of least seconds, then of fewest bytes, then of fewest launches, then of least memory.
 
     Bytes within the slack of the fewest count as equal. Where others may have fewer than all of these, the slack is

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, permutations
@@ -233,6 +234,7 @@ class Wires(Mapping[str, Link]):
         self._stretches = stretches
         self._spans: dict[tuple[SubAxis, ...], Spans] = {}
         self._placed: dict[Mesh, list[tuple[PhysicalAxis, list[int]]]] = {}
+        self.sizes: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, links: Mapping[str, Link], mesh: Mesh) -> Wires:
@@ -262,6 +264,17 @@ class Wires(Mapping[str, Link]):
     def __repr__(self) -> str:
         return f"Wires({self._links})"
 
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # Routes and times are kept by the wires that they are for, and other wires have theirs even if they are equal.
+        return id(self)
+
+    def for_sizes(self, low: float, high: float) -> Wires:
+        """The same wires for arrays of any size between `low` and `high` bytes, whatever that of the layouts at hand:
+        no route that is the fastest one at some such size is left out."""
+        wires = copy(self)
+        wires.sizes = low, high
+        return wires
+
     def wired(self, axis: str) -> bool:
         """Whether an axis lies on wires, which others share, and not on a switch of its own."""
         return axis in self._stretches
@@ -276,6 +289,21 @@ class Wires(Mapping[str, Link]):
     def slowest(self) -> Link:
         """The slowest of the links that lie on wires."""
         return min((axis.link for axis in self._axes), key=lambda link: link.speed)
+
+    def list_alike(self, mesh: Mesh) -> list[tuple[str, ...]]:
+        """The axes of the mesh in classes of equal size, link and wires: renaming those of a class changes no time.
+
+        >>> wires = Wires.of({"x": Link(1e-6, 9e10), "y": Link(1e-6, 9e10), "z": Link(1e-5, 9e10)}, Mesh(x=2, y=2, z=2))
+        >>> wires.list_alike(Mesh(x=2, y=2, z=2))
+        [('x', 'y'), ('z',)]
+        """
+        alike: dict[object, tuple[str, ...]] = {}
+        for name, size in mesh.axes.items():
+            lies = self._stretches.get(name, ())
+            alone = all(stretch.low == stretch.hop == 1 and self._axes[stretch.on].size == size for stretch in lies)
+            wires = tuple(self._axes[stretch.on] for stretch in lies) if alone and len(lies) < 2 else name
+            alike[size, self[name], wires] = (*alike.get((size, self[name], wires), ()), name)
+        return list(alike.values())
 
     def place_devices(self, mesh: Mesh) -> list[tuple[PhysicalAxis, list[int]]] | None:
         """The physical axes, with the coordinate of the device at each position; None unless all axes are wired."""

@@ -27,13 +27,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from reshard.geometry.refine import RefinedDigit, Refinement, prime_digits
 from reshard.plans.plan import StepSpec
+from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes.route import Pair, Route, hold_digits
+from reshard.synth.wires import Wires
 from reshard.types.layout import Layout
 
 
@@ -51,10 +54,10 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     if pair.source == pair.target:
         yield ()
         return
-    chains = Chains(pair, pair.refinement)
     if links is not None:
-        yield from list_staged(chains, links)
+        yield from _route_on_network(pair.source, pair.target, Wires.of(links, pair.source.mesh))
         return
+    chains = Chains(pair, pair.refinement)
     # The normal form and the exchange, both at the lower bound, and routes that may save launches or memory.
     first, last = chains.sliced(), chains.ungathered()
     yield visit_states(chains, [first, last])
@@ -315,6 +318,13 @@ _CALLS = 10
 """Messages over the slowest link in whose time two further collectives are called, at most: 27 us of InfiniBand."""
 
 
+@lru_cache(maxsize=4096)
+def _route_on_network(source: Layout, target: Layout, wires: Wires) -> tuple[Route, ...]:
+    """The routes for a network, kept: routes over a permute, and those that finish a sum, have stretches in common."""
+    pair = Pair(source, target)
+    return () if pair.refinement is None else tuple(list_staged(Chains(pair, pair.refinement), wires))
+
+
 def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
     """Every way between the layouts, in every grouping of the axes, slowest first; each route once."""
     slow_first = sorted(links, key=lambda axis: (links[axis].bandwidth, -links[axis].latency))
@@ -323,14 +333,24 @@ def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
     paths = [(chains, states) for states in _list_paths(chains)]
     if lent := _lend_local(chains, links):
         paths.append(lent)
+    tried: set[tuple[tuple[State, State], ...]] = set()
     for digits, states in paths:
-        path = [(b, a) for b, a in pairwise([digits.start, *states, digits.end]) if b != a]
-        # A gather or an all-to-all is done group by group, any other step at once.
+        path = tuple((b, a) for b, a in pairwise([digits.start, *states, digits.end]) if b != a)
+        if path in tried:
+            continue
+        tried.add(path)
+        # A gather or an all-to-all is done group by group, any other step at once. Axes along which none of them
+        # moves anything make no difference to the groups.
         staged = [kind_between(*ends) in ("all_gather", "all_to_all") for ends in path]
-        for groups in groupings:
+        changes = (change for ends, cut in zip(path, staged, strict=True) if cut for change in zip(*ends, strict=True))
+        moved = {digits.axis_of(s) for b, a in changes if b != a for s in (b, a) if s is not None}
+        alike = dict.fromkeys(tuple(tuple(axis for axis in group if axis in moved) for group in g) for g in groupings)
+        for groups in dict.fromkeys(tuple(group for group in each if group) for each in alike):
             steps = zip(path, staged, strict=True)
             stages = tuple(
-                s for ends, cut in steps for s in (_stage_by_axis(digits, *ends, groups) if cut else ends[1:])
+                s
+                for ends, cut in steps
+                for s in (_stage_by_axis(digits, *ends, groups) if cut and len(groups) > 1 else ends[1:])
             )
             if stages not in seen:
                 seen.add(stages)
@@ -387,10 +407,8 @@ def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | No
     need = math.prod(chains.digits[at].radix for at in lent)
     local = [n for n, d in enumerate(chains.digits) if d.src is d.dst is None and d.dim not in chains.refinement.opaque]
     split = next((n for n in local if chains.digits[n].radix and chains.digits[n].radix % need == 0), None)
-    # Each further step waits for its call, which links leave out: half a tile has to be worth several of them.
-    slowest = min(links.values(), key=lambda link: link.speed)
-    worth = 2 * _CALLS * slowest.latency * slowest.bandwidth
-    if not lent or split is None or chains.layout(first).tile_bytes < worth:
+    tile_bytes = chains.layout(first).tile_bytes * cost.list_scales(chains.source, links)[0]
+    if not lent or split is None or tile_bytes < least_lent(links):
         return None
     radices = [chains.digits[at].radix for at in lent]
     local, more = chains.digits[split], len(lent)
@@ -411,6 +429,13 @@ def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | No
     return wider, [tuple(before), tuple(opened), *wider.one_by_one(tuple(opened), goal), goal]
 
 
+def least_lent(links: Links) -> float:
+    """The bytes of the smallest tiles whose digits are lent: each further step waits for its call, which links leave
+    out, so that half a tile has to be worth several of them."""
+    slowest = min(links.values(), key=lambda link: link.speed)
+    return 2 * _CALLS * slowest.latency * slowest.bandwidth
+
+
 def _group_axes(axes: Sequence[str]) -> Iterator[list[list[str]]]:
     """The ways to cut the axes, in this order, into groups that are done at once."""
     if len(axes) > MOST_AXES:
@@ -426,7 +451,7 @@ def _group_axes(axes: Sequence[str]) -> Iterator[list[list[str]]]:
         yield groups
 
 
-def _stage_by_axis(chains: Chains, before: State, after: State, groups: list[list[str]]) -> Iterator[State]:
+def _stage_by_axis(chains: Chains, before: State, after: State, groups: Sequence[Sequence[str]]) -> Iterator[State]:
     """The states of a gather or an all-to-all that is done group by group."""
     now = before
     for group in groups:

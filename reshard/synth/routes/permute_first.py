@@ -73,24 +73,24 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         path = [after for before, after in pairwise([pair.source, *layouts, pair.target]) if before != after]
         if tuple(path) not in seen:
             seen.add(tuple(path))
-            if (route := _follow_path(pair.source, path, links)) is not None:
-                yield route
+            yield from _follow_path(pair.source, path, links)
 
 
-def _follow_path(source: Layout, path: list[Layout], links: Links | None) -> Route | None:
-    """The best steps from each layout of the path to the next; None if two neighbours do not nest."""
-    steps: list[StepSpec] = []
+def _follow_path(source: Layout, path: list[Layout], links: Links | None) -> list[Route]:
+    """The best steps from each layout of the path to the next, for each size; none if two neighbours do not nest."""
+    routes: list[Route] = [()]
     for before, after in pairwise([source, *path]):
         stretch = Pair(before, after)
         if is_permute(before, after):
-            steps.append(StepSpec("permute", after))
+            best: list[Sequence[StepSpec]] = [(StepSpec("permute", after),)]
         elif stretch.refinement is None:
-            return None
+            return []
         elif links is None:
-            steps += next(normal.routes(stretch, None))
+            best = [next(normal.routes(stretch, None))]
         else:
-            steps += cost.keep_fastest(normal.routes(stretch, links), before, links)[0]
-    return tuple(steps)
+            best = cost.keep_fastest(normal.routes(stretch, links), before, links, ties=False)
+        routes = [(*route, *steps) for route in routes for steps in best]
+    return routes
 
 
 def is_permute(operand: Layout, result: Layout) -> bool:

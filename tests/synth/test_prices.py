@@ -1,0 +1,92 @@
+"""Prices of moves in bulk are those of the planner's own plans, whatever the form and the size of the arrays."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+import reshard as rs
+from reshard.synth.choice import DeviceSpeed, MovePrices
+from reshard.types.mesh import SubAxis
+
+MESHES = (rs.Mesh(x=4, y=2), rs.Mesh(x=2, y=2, z=2), rs.Mesh(dcn=2, x=4, y=4), rs.Mesh(x=3, y=2))
+SHAPES = ((4096, 11008), (32, 2048, 4096), (32000, 4096), (64, 48), (2, 3, 4, 8), (96,), (1, 24), (8,))
+
+
+def draw_layout(rng: random.Random, mesh: rs.Mesh, shape: tuple[int, ...], dtype: str, sums: bool) -> rs.Layout:
+    """Each axis splits a dim, or is summed over, or neither; what does not divide a dim does not split it."""
+    dims: list[list[SubAxis]] = [[] for _ in shape]
+    partial: list[SubAxis] = []
+    for name in rng.sample(list(mesh.axes), len(mesh.axes)):
+        axis, at = SubAxis(name, 1, mesh.axes[name]), rng.randrange(len(shape) + 2)
+        if at == len(shape) and sums:
+            partial.append(axis)
+        elif at < len(shape) and shape[at] % math.prod(each.size for each in (*dims[at], axis)) == 0:
+            dims[at].append(axis)
+    return rs.Layout.tiled(mesh, shape, dtype, dims, tuple(partial), "sum" if partial else None)
+
+
+def assert_price_is_of_the_plan(prices: MovePrices, source: rs.Layout, target: rs.Layout, network: str) -> None:
+    price, plan = prices.price(source, target), rs.plan(source, target, network=network)
+    assert math.isclose(price.seconds, plan.seconds or 0.0, rel_tol=1e-9), f"{source} -> {target}, {network}"
+    assert price[1:] == (plan.received_bytes, plan.peak_bytes), f"{source} -> {target}, {network}"
+
+
+@pytest.mark.parametrize("network", ["tpu-v5p", "h100"])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_prices_are_those_of_plans(mesh: rs.Mesh, network: str) -> None:
+    rng, prices = random.Random(f"{mesh} {network}"), MovePrices(mesh, network)
+    for _ in range(30):
+        shape, dtype = rng.choice(SHAPES), rng.choice(("f32", "bf16"))
+        source = draw_layout(rng, mesh, shape, dtype, True)
+        assert_price_is_of_the_plan(prices, source, draw_layout(rng, mesh, shape, dtype, rng.random() < 0.3), network)
+
+
+def test_one_form_at_every_size() -> None:
+    """Small arrays are gathered at once, large ones over the idle axis, too: other plans of one form."""
+    mesh, plans = rs.Mesh(dcn=2, x=8), set[tuple[str, ...]]()
+    prices = MovePrices(mesh, "tpu-v5p")
+    for rows in (1 << at for at in range(4, 26, 3)):
+        source, target = (rs.Layout.parse(f"f32[{dim}, 16]", mesh) for dim in (f"{{dcn}}{rows}", f"{2 * rows}"))
+        assert_price_is_of_the_plan(prices, source, target, "tpu-v5p")
+        plans.add(tuple(step.kind for step in prices.plan(source, target).steps))
+    assert plans == {("all_gather",), ("slice", "all_gather", "all_gather")}
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("f32[{x}3/10, 16]", "f32[10, {x}4]"),  # padded
+        ("s4[{x}2, 6]", "s4[8, 6]"),  # less than a byte
+        ("f32[{x}0, 4]", "f32[0, {y}2]"),  # empty
+        ("f32[] + sum{x}", "f32[]"),  # one element
+        ("f32[{x}(1,2,3,4)]", "f32[10]"),  # pieces
+    ],
+)
+def test_other_moves_are_planned_one_by_one(source: str, target: str) -> None:
+    mesh = rs.Mesh(x=4, y=2)
+    ends = rs.Layout.parse(source, mesh), rs.Layout.parse(target, mesh)
+    assert_price_is_of_the_plan(MovePrices(mesh, "tpu-v5p"), *ends, "tpu-v5p")
+
+
+def test_what_has_no_price_is_refused() -> None:
+    mesh = rs.Mesh(x=4)
+    rows, whole, mean = (rs.Layout.parse(text, mesh) for text in ("f32[{x}2]", "f32[8]", "f32[8] + mean{x}"))
+    with pytest.raises(rs.errors.PlanError, match="seconds"):
+        MovePrices(mesh, "none")
+    with pytest.raises(rs.errors.PlanError):
+        MovePrices(mesh, "h100").price(rows, mean)
+    with pytest.raises(rs.errors.PlanError):
+        MovePrices(mesh, "h100").price(whole, rs.Layout.parse("bf16[8]", mesh))
+
+
+def test_work_takes_the_slower_of_arithmetic_and_memory() -> None:
+    speed = DeviceSpeed("lab", {"bf16": 4e12, "f32": 1e12}, 2e12, call_seconds=1e-6)
+    assert math.isclose(speed.work_seconds(8e12, 1e6), 2.0 + 1e-6)
+    assert math.isclose(speed.work_seconds(8e12, 1e6, "f32"), 8.0 + 1e-6)
+    assert math.isclose(speed.work_seconds(1.0, 4e12, "f32"), 2.0 + 1e-6)
+    assert DeviceSpeed.from_json(speed.to_json()) == speed
+    with pytest.raises(rs.errors.NetworkError):
+        DeviceSpeed.from_json('{"name": "lab", "flops": {"f32": 0}, "memory_bytes_per_second": 1}')
