@@ -30,7 +30,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from reshard.jax.layout_choice.op_rules import OpRule
-from reshard.jax.layout_choice.trace_step import StepValue, TracedStep
+from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, join_transforms
 from reshard.jax.stablehlo_pass import shardy
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, list_operations
 from reshard.types.mesh import Mesh
@@ -133,6 +133,7 @@ def write_expert(step: TracedStep, expert: Expert, mesh: Mesh) -> Module:
                 value = shardy.add_constraint(result, _spell_spec(spec, symbol, len(spec)))
             # Not of the constraint itself, which would then read its own result.
             result.replace_all_uses_except(value, value.owner.operation)
+        join_transforms(main)
         ends = ((step.arguments, expert.in_shardings, "arg_attrs"), (step.results, expert.out_shardings, "res_attrs"))
         for values, specs, key in ends:
             listed: list[Attribute] = []

@@ -30,6 +30,8 @@ from reshard.lower.to_stablehlo import Attribute, Module, Operation, inline_call
 stablehlo: Any = _stablehlo
 make_ir_context: Any = _make_ir_context
 _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
+# On the last operation of an FFT over several dims that was separated: its type and its lengths.
+_TRANSFORM = "whole_transform"
 _COMPOSITE = "stablehlo.composite"
 _KEY = re.compile(r"\[(?:'([^']*)'|(\d+)|<[^>]*>)\]|\.(\w+)|\[([^\]]*)\]")
 
@@ -230,8 +232,25 @@ def _separate_transforms(main: Operation) -> None:
                 value = stablehlo.fft(value, each, [length])
                 if dim != last:
                     value = stablehlo.transpose(value, turned)
+        whole = [op.attributes["fft_type"], op.attributes["fft_length"]]
+        value.owner.operation.attributes[_TRANSFORM] = ir.ArrayAttr.get(whole)
         op.results[0].replace_all_uses_with(value)
         op.erase()
+
+
+def join_transforms(main: Operation) -> None:
+    """Puts the FFTs over several dims back that were separated, as whoever leaves their layouts to XLA runs them."""
+    for last in [op for op in list_operations(main) if _TRANSFORM in op.attributes]:
+        kind, lengths = last.attributes[_TRANSFORM]
+        value, left = last.results[0], 3 * len(lengths) - 2  # Each dim but the last is turned to the end and back.
+        while left:
+            op = value.owner.operation
+            left -= op.name != "sdy.sharding_constraint"
+            value = op.operands[0]
+        with last.location, ir.InsertionPoint(last):
+            whole = stablehlo.fft(value, kind, lengths)
+        last.results[0].replace_all_uses_with(whole)
+        del last.attributes[_TRANSFORM]
 
 
 def _value_attributes(main: Operation, key: str, count: int) -> list[dict[str, Attribute]]:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 import reshard as rs
+from reshard.jax.layout_choice.experts import Expert, write_expert
 from reshard.jax.layout_choice.localize import localize_op, localize_source
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, read_op_rules
 from reshard.jax.layout_choice.trace_step import TracedStep, trace_step
@@ -381,6 +382,10 @@ def test_transforms_over_several_dims_are_one_for_each() -> None:
     values, rules = run_whole(step, arguments), read_op_rules(step)
     transforms = [number for number, op in enumerate(step.ops) if op.name == "stablehlo.fft"]
     assert [len(rules[number].splittable) for number in transforms] == [3] * 10
+    whole = str(write_expert(step, Expert("plain", (PartitionSpec(),) * 2, (None,) * 2), MESH))
+    for kind, lengths in (("RFFT", "4, 6, 10"), ("IRFFT", "4, 6, 10"), ("FFT", "6, 10"), ("IFFT", "6, 10")):
+        assert f"type = {kind}, length = [{lengths}]" in whole
+    assert "whole_transform" not in whole
     results = list(step.ops[-1].operands)
     for value, expected in zip(results, solve(*arguments), strict=True):
         made = values[step.ops.index(value.owner.operation), 0]
