@@ -5,19 +5,23 @@
     python benchmarks/autoshard.py --target v5p                # 8 chips of TPU v5p, ahead of time, in large arrays
     python benchmarks/autoshard.py --only fsdp_muon --json rows.jsonl --experts all
     python benchmarks/autoshard.py --table rows.jsonl
-    python benchmarks/autoshard.py --scenarios                 # Llama on v5p 2x2x2: only FSDP fits, only tensor ...
+    python benchmarks/autoshard.py --scenario fsdp             # Llama where of the experts only FSDP fits; on v5p, too
+    python benchmarks/autoshard.py --scenario tensor           # where a batch of one is too long for a device
+    python benchmarks/autoshard.py --scenario everything       # where all experts fit
 
 Every step is compiled as its user wrote it, constraints and all; then without any constraint for `autoshard`, and for
 each expert, who adds constraints of its own. Bytes are what a device receives in one run, by `reshard.hlo` and by a
 count of `real_programs/counting.py` that shares no code with it. Seconds are modelled: collectives by the network, work
 by the speed of a device. Peaks are the compiler's. On CPU the chosen program and the user's run on the same data.
 
-Devices and wires are those of TPU v5p. On CPU, where arrays are small enough to run, they do not wait, and compute
-`NARROW` times slower: a product of n x n matrices needs n times as many operations as its operands have elements, and
-those of the steps are about so many times narrower than on TPUs.
+Devices and wires are those of TPU v5p. On CPU, where arrays are small enough to run, wires do not wait, and devices
+compute `NARROW` times slower: a product of n x n matrices needs n times as many operations as its operands have
+elements, and those of the steps are about so many times narrower than on TPUs.
 
-The exit code is 1 if what is returned receives more bytes, or takes longer in its collectives, than the best of the
-others; if its results differ, or its bytes from what was planned by more than 5%.
+The best of the others is the one of the least modelled seconds. The exit code is 1 if what is returned receives more
+bytes or takes longer in its collectives than that one; if its results differ, or what was chosen receives over 5% more
+than planned. Beside it is told how it compares with the least bytes of any: those of whoever computes all on every
+device are 0.
 """
 
 from __future__ import annotations
@@ -43,6 +47,14 @@ _SAME = 1e-4
 """How far results may differ, over the largest element of each array: sums are added up in another order."""
 _PLANNED = 1.05
 _EQUAL = 1.001
+SCENARIOS = {
+    # Width, layers, vocabulary, batch, length; and the expert that the budget is for, if any.
+    "fsdp": ((1024, 2, 8192, 64, 256), "FSDP"),
+    "tensor": ((1024, 2, 8192, 1, 4096), "tensor parallel"),
+    "everything": ((1024, 2, 8192, 16, 512), None),
+}
+_ROOM = 1.02
+"""The budget of a scenario over the peak of its expert."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,20 +63,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="names of programs, separated by commas")
     parser.add_argument("--held-back", action="store_true", help="the steps that the choice was not developed on")
     parser.add_argument("--experts", choices=("few", "all"), default="few", help="few: one axis for tensors alone")
+    parser.add_argument("--compare", choices=("none", "best", "all"), default="best", help="as of autoshard")
     parser.add_argument("--json", type=Path, help="append one line for each program to this file")
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of such files, and compile nothing")
-    parser.add_argument("--scenarios", action="store_true", help="Llama under three budgets")
+    parser.add_argument("--scenario", choices=tuple(SCENARIOS), help="Llama under a budget")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.table:
         rows = [json.loads(line) for path in options.table for line in path.read_text().splitlines()]
         print(HEAD, *map(line_of, rows), summary(rows), sep="\n")
         return 0
-    if options.scenarios:
-        return _in_child("scenarios", options, lambda row: "\n".join(row["lines"])) is None
+    if options.scenario:
+        row = _in_child(options.scenario, options, lambda row: "\n".join(row["lines"]))
+        return int(row is None or not row["held"])
     if options.child:
         _set_environment(options.target)
-        print(json.dumps(scenarios() if options.child == "scenarios" else measure(options.child, options)))
+        measured = measure_scenario if options.child in SCENARIOS else measure
+        print(json.dumps(measured(options.child, options)))
         return 0
     from benchmarks.real_programs.training_steps import HELD_BACK, SEEN
 
@@ -88,7 +103,7 @@ def _set_environment(target: str) -> None:
 def _in_child(name: str, options: argparse.Namespace, spell: Any) -> dict[str, Any] | None:
     """The row of a program, measured in a process of its own; prints it, or why there is none."""
     command = [sys.executable, str(HERE / "autoshard.py"), "--child", name, "--target", options.target]
-    command += ["--experts", options.experts]
+    command += ["--experts", options.experts, "--compare", options.compare]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -130,8 +145,9 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     with without_constraints():
         step = trace_step(lambda *args: case.f(*args), case.args, donate=donate, platform=chips[0].platform)
         choice = reshard.jax.autoshard(
-            lambda *args: case.f(*args), mesh, *case.args, donate=donate, network=network, speed=speed
-        )
+            lambda *args: case.f(*args), mesh, *case.args, donate=donate, network=network, speed=speed,
+            compare=options.compare,
+        )  # fmt: skip
     row: dict[str, Any] = {
         "program": name, "library": PROGRAMS[name].library, "target": options.target, "operations": len(step.ops),
         "seconds": round(time.perf_counter() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1),
@@ -141,11 +157,11 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     row |= {key: described[key] for key in ("returned", "gap")}
     chosen = described["programs"][0]
     row["planned"], row["chosen"] = chosen["planned"], chosen["compiled"]
-    row["result"] = _figures(choice.search, choice.search.compile_module(choice.module()))
+    row["result"] = _compile(choice.search, choice.module())
     row["others"] = {"as written": _figures(choice.search, plain.runtime_executable())}
     row["others"] |= compile_experts(choice.search, options.experts == "all")
     if on_cpu:
-        row["difference"] = _difference(case, plain, choice.jit())
+        row["difference"] = _difference(case, plain, choice)
     return row | {"violations": violations(row)}
 
 
@@ -159,13 +175,12 @@ def pick_devices(target: str, mesh: Any) -> tuple[Any, Any]:
         return Network.preset("tpu-v5p"), speed
     slower = {dtype: rate / NARROW for dtype, rate in speed.flops.items()}
     links = dict.fromkeys(mesh.axis_names, (1e-9, 9e10))
-    return Network.of(links), DeviceSpeed("narrow", slower, speed.memory_bytes_per_second / NARROW)
+    return Network.of(links), DeviceSpeed("narrow", slower, speed.memory_bytes_per_second)
 
 
 def compile_experts(search: Any, every: bool) -> dict[str, dict[str, Any]]:
     """The figures of each expert's program, or what the compiler says against it."""
     from reshard.jax.layout_choice.experts import OWN, list_experts, write_expert
-    from reshard.jax.program_report import compile_module
 
     rows: dict[str, dict[str, Any]] = {}
     last = [name for name, size in search.mesh.axes.items() if size > 1][-1]
@@ -175,12 +190,17 @@ def compile_experts(search: Any, every: bool) -> dict[str, dict[str, Any]]:
             continue
         name = f"{one.name}, unconstrained" if one.name == OWN else one.name
         try:
-            module = write_expert(search.step, one, search.mesh)
-            executable = compile_module(list(search.jax_mesh.devices.flat), module, fast=True)
-            rows[name] = _figures(search, executable)
+            rows[name] = _compile(search, write_expert(search.step, one, search.mesh))
         except Exception as error:  # XLA's errors have no class of their own.
             rows[name] = {"error": str(error)[:200]}
     return rows
+
+
+def _compile(search: Any, module: Any) -> dict[str, Any]:
+    """The figures of a module of the step."""
+    from reshard.jax.program_report import compile_module
+
+    return _figures(search, compile_module(list(search.jax_mesh.devices.flat), module, fast=True))
 
 
 def _figures(search: Any, executable: Any) -> dict[str, Any]:
@@ -194,13 +214,17 @@ def _figures(search: Any, executable: Any) -> dict[str, Any]:
     return asdict(figures) | {"counted": counted, "seconds": search.sum_seconds(figures)}
 
 
-def _difference(case: Any, plain: Any, chosen: Any) -> float:
-    """How far the results of two programs are apart, over the largest element of each array."""
+def _difference(case: Any, plain: Any, choice: Any) -> float:
+    """How far the results of what is returned and of the user's program are apart, over each array's largest
+    element."""
     import jax
     import numpy as np
 
     most = 0.0
-    results = [jax.tree.leaves(f(*case.data())) for f in (plain, chosen)]
+    placed = jax.tree.map(
+        lambda x, sharding: x if sharding is None else jax.device_put(x, sharding), case.data(), choice.in_shardings
+    )
+    results = [jax.tree.leaves(one) for one in (plain(*case.data()), choice.jit()(*placed))]
     for one, other in zip(*results, strict=True):
         if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
             one, other = jax.random.key_data(one), jax.random.key_data(other)
@@ -211,14 +235,24 @@ def _difference(case: Any, plain: Any, chosen: Any) -> float:
     return most
 
 
+def find_best(row: dict[str, Any], key: str = "seconds") -> str:
+    """The name of the best of the others."""
+    others = {name: one[key] for name, one in row["others"].items() if "error" not in one}
+    return min(others, key=lambda name: others[name])
+
+
+def divide(one: float, other: float) -> str:
+    """A ratio as text; of nothing and nothing it is 1."""
+    return f"{one / other:.3f}" if other else "inf" if one else "1.000"
+
+
 def violations(row: dict[str, Any]) -> list[str]:
     """What must hold and does not."""
-    others = [one for one in row["others"].values() if "error" not in one]
+    best = row["others"][find_best(row)]
     broken: list[str] = []
     for key, what in (("received_bytes", "receives more than"), ("move_seconds", "moves for longer than")):
-        least = min(one[key] for one in others)
-        if row["result"][key] > _EQUAL * least:
-            broken.append(f"{what} an expert: {row['result'][key] / max(least, 1e-30):.3f}")
+        if row["result"][key] > _EQUAL * best[key]:
+            broken.append(f"{what} the best other: {divide(row['result'][key], best[key])}")
     if row["chosen"] and row["chosen"]["received_bytes"] > _PLANNED * row["planned"]["received_bytes"]:
         broken.append(f"compiled / planned {row['chosen']['received_bytes'] / row['planned']['received_bytes']:.2f}")
     if row.get("difference", 0.0) > _SAME:
@@ -229,50 +263,101 @@ def violations(row: dict[str, Any]) -> list[str]:
 # ---- tables ----------------------------------------------------------------------------------------------
 
 HEAD = (
-    f"{'step':22} {'planned':>9} {'chosen':>9} {'returned':>9} {'written':>9} {'best expert':>12}  {'peak':>8} "
-    f"{'expert':>8} {'moves/best':>10} {'all/best':>8} {'s':>5}  returned; best expert in bytes; what is broken"
+    f"{'step':22} {'planned':>9} {'chosen':>9} {'returned':>9} {'written':>9} {'best':>9} {'fewest':>9}  {'peak':>8} "
+    f"{'best':>8} {'bytes':>7} {'moves':>7} {'all':>7} {'/fewest':>7} {'CPU s':>6}  returned; the best other; that of "
+    f"fewest bytes; what is broken"
 )
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """A row as a line; bytes in thousands."""
+    """A row as a line; bytes in thousands, and ratios to the best other."""
 
     def kilo(value: float) -> str:
         return f"{value / 1e3:.1f}"
 
-    others = {name: one for name, one in row["others"].items() if "error" not in one}
-    best = min(others, key=lambda name: others[name]["received_bytes"])
-    least = {key: min(one[key] for one in others.values()) for key in ("move_seconds", "seconds", "peak_bytes")}
-    result = row["result"]
-    ratios = [f"{result[key] / max(least[key], 1e-30):.3f}" for key in ("move_seconds", "seconds")]
-    chosen = kilo(row["chosen"]["received_bytes"]) if row["chosen"] else "-"
+    result, best, fewest = row["result"], find_best(row), find_best(row, "received_bytes")
+    other = row["others"][best]
+    ratios = [divide(result[key], other[key]) for key in ("received_bytes", "move_seconds", "seconds")]
+    ratios.append(divide(result["received_bytes"], row["others"][fewest]["received_bytes"]))
+    figures = [row["planned"], row["chosen"], result, row["others"]["as written"], other, row["others"][fewest]]
+    received = [kilo(one["received_bytes"]) if one else "-" for one in figures]
     return (
-        f"{row['program']:22} {kilo(row['planned']['received_bytes']):>9} {chosen:>9} "
-        f"{kilo(result['received_bytes']):>9} {kilo(others['as written']['received_bytes']):>9} "
-        f"{kilo(others[best]['received_bytes']):>12}  {kilo(result['peak_bytes']):>8} {kilo(least['peak_bytes']):>8} "
-        f"{ratios[0]:>10} {ratios[1]:>8} {row['cpu_seconds']:>5.0f}  "
-        f"{'; '.join([row['returned'], best, *row['violations']])}"
+        f"{row['program']:22} {' '.join(f'{one:>9}' for one in received)}  {kilo(result['peak_bytes']):>8} "
+        f"{kilo(other['peak_bytes']):>8} {' '.join(f'{one:>7}' for one in ratios)} {row['cpu_seconds']:>6.0f}  "
+        f"{'; '.join([row['returned'], best, fewest, *row['violations']])}"
     )
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """What all rows say together."""
-    better = {"received_bytes": 0, "move_seconds": 0, "seconds": 0}
-    for row in rows:
-        others = [one for one in row["others"].values() if "error" not in one]
-        for key in better:
-            better[key] += row["result"][key] * _EQUAL < min(one[key] for one in others)
-    said = ", ".join(f"{count} in {key.replace('_', ' ')}" for key, count in better.items())
-    broken = sum(bool(row["violations"]) for row in rows)
-    own = sum(row["returned"] == "chosen" for row in rows)
+    keys = ("received_bytes", "move_seconds", "seconds")
+    better = [sum(row["result"][key] * _EQUAL < row["others"][find_best(row)][key] for row in rows) for key in keys]
+    said = ", ".join(f"{count} in {key.replace('_', ' ')}" for key, count in zip(keys, better, strict=True))
+    fewer = sum(row["result"][keys[0]] <= _EQUAL * row["others"][find_best(row, keys[0])][keys[0]] for row in rows)
+    broken, own = sum(bool(row["violations"]) for row in rows), sum(row["returned"] == "chosen" for row in rows)
     return (
-        f"{len(rows)} steps: strictly better than all others in {said}; {own} return what was chosen; {broken} violate"
+        f"{len(rows)} steps: better than the best other by more than 0.1% in {said}; no more bytes than any other in "
+        f"{fewer}; {own} return what was chosen; {broken} violate"
     )
 
 
 # ---- scenarios -------------------------------------------------------------------------------------------
 
 
-def scenarios() -> dict[str, Any]:
-    """Llama on v5p 2x2x2 where one kind of expert fits, where another does, and where all do."""
-    raise NotImplementedError
+def measure_scenario(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Two layers of Llama with AdamW, bf16 on TPUs, under the budget that one expert just meets."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import reshard.jax
+    from benchmarks.real_programs.measuring import devices
+    from benchmarks.real_programs.training_steps import LlamaSizes, llama_shapes, llama_step
+    from reshard.errors import BudgetError
+
+    sizes, wanted = SCENARIOS[name]
+    llama, chips = LlamaSizes(*sizes), devices(options.target)
+    mesh = jax.sharding.Mesh(np.array(chips).reshape(2, 4), ("data", "model"))
+    network, speed = pick_devices(options.target, mesh)
+    shapes = llama_shapes(llama, False, jnp.float32 if options.target == "cpu" else jnp.bfloat16)
+    asked = {"donate": (0, 1), "network": network, "speed": speed}
+    free = reshard.jax.autoshard(llama_step(llama, False), mesh, *shapes, **asked, compare="none")
+    experts = compile_experts(free.search, options.experts == "all")
+    budget = int(_ROOM * experts[wanted]["peak_bytes"]) if wanted else None
+    lines = [f"Llama {dict(zip(('width', 'layers', 'vocabulary', 'batch', 'length'), sizes, strict=True))} on "
+             f"{options.target}, budget {f'{budget / 1e6:.1f} MB' if budget else 'none'}"]  # fmt: skip
+
+    def add_line(name: str, one: dict[str, Any]) -> None:
+        fits = "error" not in one and (budget is None or one["peak_bytes"] <= budget)
+        said = one.get("error") or (
+            f"received {one['received_bytes'] / 1e6:8.2f} MB  peak {one['peak_bytes'] / 1e6:8.2f} MB  moves "
+            f"{one['move_seconds'] * 1e6:8.1f} us  all {one['seconds'] * 1e6:8.1f} us  {'fits' if fits else ''}"
+        )
+        lines.append(f"  {name:46} {said}")
+
+    for each, figures in experts.items():
+        add_line(each, figures)
+    started = time.process_time()
+    try:
+        choice = free
+        if budget:
+            choice = reshard.jax.autoshard(
+                llama_step(llama, False), mesh, *shapes, **asked, budget=budget, compare=options.compare
+            )
+    except BudgetError as error:
+        lines.append(f"  autoshard refuses: {error}")
+        return {"scenario": name, "target": options.target, "held": False, "lines": lines}
+    result = _compile(choice.search, choice.module())
+    add_line(f"autoshard returns: {choice.best.name}", result)
+    planned = choice.tried[0].planned
+    lines.append(f"  planned {planned.received_bytes / 1e6:.2f} MB, peak {planned.peak_bytes / 1e6:.2f} MB; "
+                 f"{time.process_time() - started:.0f} s of CPU, {choice.search.spent}")  # fmt: skip
+    fitting = [one for one in experts.values() if "error" not in one and (not budget or one["peak_bytes"] <= budget)]
+    held = (not budget or result["peak_bytes"] <= budget) and all(
+        result["seconds"] <= _EQUAL * one["seconds"] for one in fitting
+    )
+    return {"scenario": name, "target": options.target, "held": held, "lines": lines, "experts": experts}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
