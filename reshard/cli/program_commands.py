@@ -422,6 +422,7 @@ class AutoshardOptions:
         "-o", "--output", metavar="FILE", help="text if it ends in .mlir, else a portable artifact"
     )
     json: bool = argument("--json", action="store_true", help="print one JSON object instead of the report")
+    svg: str | None = argument("--svg", metavar="FILE", help="write a picture: the least time under each budget")
     platform: str | None = argument(
         "--platform", metavar="NAME", help="compile for this (default cpu; tpu with --topology)"
     )
@@ -461,19 +462,16 @@ def run_autoshard(options: AutoshardOptions) -> int:
         module = choice.module()
         text = module.operation.get_asm(enable_debug_info=True) if is_text else write_artifact(module)
         write_output(options.output, text)
+    if options.svg is not None:
+        with report_progress("choosing under other budgets"):
+            picture = choice.trade_off().to_svg()
+        write_output(options.svg, picture)
     if options.output != "-":
         print(choice.to_json(indent=2) if options.json else choice.report())
     return 0
 
 
 COMMANDS = (
-    Command(
-        "autoshard",
-        "choose the shardings of a StableHLO program, and write it with its moves",
-        _AUTOSHARD_EXAMPLES,
-        AutoshardOptions,
-        run_autoshard,
-    ),
     Command(
         "doctor",
         "where a program moves its data between devices, and what it wastes",
@@ -487,5 +485,12 @@ COMMANDS = (
         _PASS_EXAMPLES,
         CompilerPassOptions,
         run_pass_command,
+    ),
+    Command(
+        "autoshard",
+        "choose the shardings of a StableHLO program, and write it with its moves",
+        _AUTOSHARD_EXAMPLES,
+        AutoshardOptions,
+        run_autoshard,
     ),
 )

@@ -146,7 +146,7 @@ def _examples() -> list[str]:
     return examples
 
 
-@pytest.mark.parametrize("name", ["doctor", "pass", "run", "calibrate"])
+@pytest.mark.parametrize("name", ["doctor", "pass", "autoshard", "run", "calibrate"])
 def test_the_other_examples_of_the_help_parse(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     examples = re.findall(rf"reshard ({name} .*)", _help(name).partition("examples:")[2])
@@ -192,7 +192,17 @@ def test_a_call_that_does_not_parse_exits_with_2(call, argv, word):
 def test_every_command_stands_in_the_help():
     commands = build_parser()._subparsers._group_actions[0].choices
     about_plans = ["plan", "show", "simulate", "prove"]
-    assert list(commands) == [*about_plans, "doctor", "pass", "run", "calibrate", "load", "files", "completion"]
+    assert list(commands) == [
+        *about_plans,
+        "doctor",
+        "pass",
+        "autoshard",
+        "run",
+        "calibrate",
+        "load",
+        "files",
+        "completion",
+    ]
     assert all(f"    {name}" in build_parser().format_help() for name in commands)
 
 

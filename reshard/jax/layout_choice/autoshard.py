@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard.errors import LayoutError, MeshError, PlanError, ProgramError, name_arguments, quoted
+from reshard.errors import BudgetError, LayoutError, MeshError, PlanError, ProgramError, name_arguments, quoted
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures
 from reshard.jax.layout_choice.explain import Explanation, explain_choice
 from reshard.jax.layout_choice.fixed_specs import read_fixed
@@ -41,6 +41,7 @@ from reshard.synth.choice.device_speed import SPEEDS, DeviceSpeed
 from reshard.synth.choice.milp import choose_splits
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment
+from reshard.synth.choice.trade_off import TradeOff, solve_trade_off
 from reshard.synth.network import Network
 from reshard.synth.options import PlanOptions
 from reshard.types.mesh import Mesh
@@ -125,7 +126,10 @@ class LayoutChoice:
         arguments = [
             (value.name, at) for value, at in zip(self.search.step.arguments, self.search.graph.arguments, strict=True)
         ]
+        # Of one that is as fast there is nothing to tell.
+        slower = 1.001 * planned.seconds
         rivals = [(each.name, each.planned) for each in self.tried[1:] if each.planned is not None]
+        rivals = [one for one in rivals if one[1].seconds > slower]
         # What the model thinks of experts, not what was compiled of them: the moves of both are told by one model.
         rival = min(rivals, key=lambda one: one[1].seconds, default=None)
         problem = self.search.graph.problem
@@ -140,6 +144,12 @@ class LayoutChoice:
             )
         named = [(name, number) for name, number in arguments if number >= 0]
         return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger)
+
+    def trade_off(self, budgets: Sequence[int] = ()) -> TradeOff:
+        """What is chosen under each budget, by default from the least possible one up: a picture in a notebook."""
+        search = self.search
+        others = {each.name: each.planned for each in self.tried[1:] if each.planned is not None}
+        return solve_trade_off(search.graph.problem, search.prices, search.speed, budgets, others, search.budget)
 
     def to_json(self, indent: int | None = None) -> str:
         """All figures, the shardings by path, and the explanation."""
@@ -309,14 +319,20 @@ def choose_layouts(
     search = LayoutSearch(
         step, mesh, ours, rules, graph, kept, prices, wires.links(ours), speed, options.budget, time_limit, spent
     )
-    tried = search.compile_chosen()
+    tried = [search.compile_chosen()]
     if compare != "none":
         tried += search.try_experts(every=compare == "all")
     # The model chose what to compile; which of it is best, the compiled programs say, all by one measure.
     compiled = [(each, each.compiled) for each in tried if each.compiled is not None]
-    fitting = [pair for pair in compiled if options.budget is None or pair[1].peak_bytes <= options.budget]
+    fitting = [pair for pair in compiled if search.fits(pair[0])]
     if not fitting:
-        raise search.refuse(tried)
+        smallest = min(figures.peak_bytes for _, figures in compiled)
+        raise BudgetError(
+            f"no layouts of this step that were compiled fit {bytes_text(options.budget or 0)} a device; the smallest "
+            f"budget that works is {smallest} ({bytes_text(smallest)}): give it, donate arguments that the step "
+            f"replaces, or take a larger mesh",
+            smallest,
+        )
     best, _ = min(fitting, key=lambda pair: search.sum_seconds(pair[1]))
     return LayoutChoice(search, wires, options.network is None, tuple(tried), best)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,11 +38,11 @@ from reshard.synth.choice.problem import Assignment
 from reshard.synth.cost import Links
 from reshard.types import dtypes
 from reshard.types.mesh import Mesh
-from reshard.types.units import bytes_text
 
 log = logging.getLogger(__name__)
 CHOSEN = "chosen"
 _CORRECTIONS = 3
+_EXPERT_SECONDS, _EXPERT_GAP = 5.0, 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +92,9 @@ class LayoutSearch:
             sizes[value.dtype] = sizes.get(value.dtype, 0) + nbytes
         return max(sizes, key=lambda dtype: sizes[dtype], default="f32")
 
-    def compile_chosen(self) -> list[TriedLayouts]:
-        """What the model chooses, and under a budget again with what the compiler needs beyond the model."""
-        tried: list[TriedLayouts] = []
+    def compile_chosen(self) -> TriedLayouts:
+        """What the model chooses, and under a budget again with what the compiler needs beyond the model; where that
+        leads to nothing that fits, what needs the least memory by the model."""
         unseen = 0
         for _ in range(_CORRECTIONS + 1):
             try:
@@ -104,17 +104,24 @@ class LayoutSearch:
                         time_limit=self.time_limit,
                     )  # fmt: skip
             except BudgetError:
-                break  # What was tried last exceeds the budget, but experts may not.
-            tried = [self.compile_assignment(CHOSEN, chosen)]
-            compiled = tried[0].compiled
-            if compiled is None or self.budget is None or compiled.peak_bytes <= self.budget:
                 break
+            tried = self.compile_assignment(chosen)
+            if self.fits(tried):
+                return tried
             # What counts is by how much the compiler exceeds the model here; a correction is never taken back.
-            unseen = max(compiled.peak_bytes - chosen.peak_bytes, unseen + 1)
-            log.debug("peak %d above the budget %s, model %d", compiled.peak_bytes, self.budget, chosen.peak_bytes)
-        return tried
+            excess = 0 if tried.compiled is None else tried.compiled.peak_bytes - chosen.peak_bytes
+            unseen = max(excess, unseen + 1)
+            log.debug("%s exceeds the budget %s, the model %d", tried.compiled, self.budget, chosen.peak_bytes)
+        # What the compiler needs beyond the model differs by program, so this may fit though the model has no hope.
+        with measure_time(self.spent, "solve"):
+            least = smallest_budget(self.graph.problem, self.prices, self.speed, time_limit=self.time_limit)
+        return self.compile_assignment(least)
 
-    def compile_assignment(self, name: str, chosen: Assignment) -> TriedLayouts:
+    def fits(self, tried: TriedLayouts) -> bool:
+        """Whether it was compiled, and keeps to the budget."""
+        return tried.compiled is not None and (self.budget is None or tried.compiled.peak_bytes <= self.budget)
+
+    def compile_assignment(self, chosen: Assignment) -> TriedLayouts:
         """The program of an assignment, emitted and compiled."""
         layouts = self.graph.spell_layouts(chosen)
         in_specs, out_specs = (
@@ -122,7 +129,7 @@ class LayoutSearch:
         )
         with measure_time(self.spent, "emit"):
             module = emit_step(self.step, layouts, self.prices)
-        return self.compile_program(TriedLayouts(name, in_specs, out_specs, chosen, module))
+        return self.compile_program(TriedLayouts(CHOSEN, in_specs, out_specs, chosen, module))
 
     def compile_program(self, tried: TriedLayouts) -> TriedLayouts:
         """The same with the compiler's figures."""
@@ -163,23 +170,9 @@ class LayoutSearch:
         )
         given |= self.fixed.arguments
         graph = build_graph(self.step, self.rules, self.mesh, given, returned)
-        return choose_splits(graph.problem, self.prices, self.speed, time_limit=self.time_limit)
-
-    def refuse(self, tried: Sequence[TriedLayouts]) -> BudgetError:
-        """The error where nothing fits: it names the smallest budget that something compiled would have met."""
-        peaks = [each.compiled.peak_bytes for each in tried if each.compiled is not None]
-        # The model's least memory is compiled, too: the error promises a budget, and the compiler has the last word.
-        least = smallest_budget(self.graph.problem, self.prices, self.speed, time_limit=self.time_limit)
-        compiled = self.compile_assignment(CHOSEN, least).compiled
-        if compiled is not None:
-            peaks.append(compiled.peak_bytes)
-        smallest = min(peaks)
-        return BudgetError(
-            f"no layouts of this step that were compiled fit {bytes_text(self.budget or 0)} a device; the smallest "
-            f"budget that works is {smallest} ({bytes_text(smallest)}): give it, donate arguments that the step "
-            f"replaces, or take a larger mesh",
-            smallest,
-        )
+        # Many are ranked and one is compiled, for which the first digits are enough.
+        limit = min(self.time_limit, _EXPERT_SECONDS)
+        return choose_splits(graph.problem, self.prices, self.speed, time_limit=limit, gap=_EXPERT_GAP)
 
 
 @contextmanager

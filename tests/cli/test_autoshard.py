@@ -1,0 +1,52 @@
+"""`reshard autoshard`: a StableHLO program with shardings chosen for it, its report, and what is refused."""
+
+import json
+
+import pytest
+
+PROGRAM = """
+func.func public @main(%a: tensor<64x512xf32> loc("a"), %w: tensor<512x64xf32> loc("w")) -> tensor<64x64xf32> {
+  %0 = stablehlo.dot_general %a, %w, contracting_dims = [1] x [0] : (tensor<64x512xf32>, tensor<512x64xf32>)
+    -> tensor<64x64xf32>
+  return %0 : tensor<64x64xf32>
+}
+"""
+MESH = ("--mesh", "x=4,y=2")
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "step.mlir"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_it_prints_what_is_chosen(call, program):
+    code, out, _ = call("autoshard", program, *MESH, "--network", "tpu-v5p")
+    assert code == 0 and out.startswith("shardings on <x=4, y=2>, network tpu-v5p, no budget")
+    assert "returned" in out
+
+
+def test_it_writes_a_program_that_receives_what_it_says(call, program, tmp_path):
+    path = tmp_path / "chosen.mlir"
+    fixed = ("--fix", "0=P(None, 'x')", "--fix", "w=P('x')", "--fix", "result=P()")
+    code, out, _ = call("autoshard", program, *MESH, *fixed, "--json", "--compare", "none", "-o", path)
+    told = json.loads(out)
+    assert code == 0 and told["received_bytes"] > 0
+    assert [each["spec"] for each in told["arguments"]] == ["P(None, 'x')", "P('x', None)"]
+    doctor = json.loads(call("doctor", path, "--json")[1])
+    assert doctor["received_bytes"] == told["received_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "give --mesh x=4,y=2"),
+        ((*MESH, "--fix", "w"), "give a path and a spec"),
+        ((*MESH, "--fix", "v=P('x')"), "no argument or result"),
+        ((*MESH, "--budget", "1"), "the smallest budget that works is"),
+    ],
+)
+def test_what_is_refused(call, program, options, words):
+    code, _, err = call("autoshard", program, *options)
+    assert code != 0 and words in err
