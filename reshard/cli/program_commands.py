@@ -393,8 +393,7 @@ examples:
   reshard autoshard step.mlir -m x=4,y=2 --budget 16GiB
   reshard autoshard step.mlir -m x=8 -o chosen.mlir
   reshard autoshard step.mlir -m x=8 --fix 'params/w=P("x")'
-  reshard autoshard step.mlir -m x=2,y=2,z=2 \\
-    --topology v5p:2x2x2 --network tpu-v5p --json
+  reshard autoshard step.mlir -m x=8 --topology v5p:2x2x2
 
 the program, with lowered = jax.jit(f).lower(*shapes):
   lowered.as_text(debug_info=True)

@@ -81,16 +81,13 @@ class LayoutSearch:
 
     def sum_seconds(self, figures: ExecutableFigures) -> float:
         """The modelled seconds of a compiled program: its collectives, and its work."""
-        return figures.move_seconds + self.speed.work_seconds(figures.flops, figures.touched_bytes, self.step_dtype)
-
-    @property
-    def step_dtype(self) -> str:
-        """The dtype that most bytes of the arguments have, which stands for that of the work."""
+        # The dtype that most bytes of the arguments have stands for that of the work: a module does not say more.
         sizes: dict[str, int] = {}
         for value in self.step.arguments:
             nbytes = math.prod(value.shape) * dtypes.bits(dtypes.canonical(value.dtype)) // 8
             sizes[value.dtype] = sizes.get(value.dtype, 0) + nbytes
-        return max(sizes, key=lambda dtype: sizes[dtype], default="f32")
+        dtype = max(sizes, key=lambda dtype: sizes[dtype], default="f32")
+        return figures.move_seconds + self.speed.work_seconds(figures.flops, figures.touched_bytes, dtype)
 
     def compile_chosen(self) -> TriedLayouts:
         """What the model chooses, and under a budget again with what the compiler needs beyond the model; where that
