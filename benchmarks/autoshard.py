@@ -145,8 +145,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     with without_constraints():
         step = trace_step(lambda *args: case.f(*args), case.args, donate=donate, platform=chips[0].platform)
         choice = reshard.jax.autoshard(
-            lambda *args: case.f(*args), mesh, *case.args, donate=donate, network=network, speed=speed,
-            compare=options.compare,
+            case.f, mesh, *case.args, donate=donate, network=network, speed=speed, compare=options.compare,
+            fixed=case.fixed,
         )  # fmt: skip
     row: dict[str, Any] = {
         "program": name, "library": PROGRAMS[name].library, "target": options.target, "operations": len(step.ops),
@@ -184,7 +184,7 @@ def compile_experts(search: Any, every: bool) -> dict[str, dict[str, Any]]:
 
     rows: dict[str, dict[str, Any]] = {}
     last = [name for name, size in search.mesh.axes.items() if size > 1][-1]
-    for one in list_experts(search.step, search.rules, search.mesh):
+    for one in list_experts(search.step, search.rules, search.mesh, search.fixed.arguments, search.fixed.results):
         # With the last axis for tensors there are nine, those of each other axis besides.
         if not every and " over " in one.name and not one.name.endswith((f" over {last}", "dims")):
             continue

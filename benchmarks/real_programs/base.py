@@ -47,13 +47,15 @@ class Scale:
 class Case:
     """A function, its arguments as `jax.ShapeDtypeStruct`s with shardings, and options of `jax.jit`.
 
-    `highest` is the largest integer among the arguments: the size of a vocabulary, or of what they index.
+    `highest` is the largest integer among the arguments: the size of a vocabulary, or of what they index. `fixed` are
+    specs by path that `benchmarks/autoshard.py` keeps.
     """
 
     f: Callable[..., Any]
     args: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     highest: int = 7
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def data(self) -> tuple[Any, ...]:
         """Arguments with values: the same ones each time."""

@@ -48,6 +48,7 @@ def _draw_seen(seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 SEEN, HELD_BACK = _draw_seen(33)
+SEEN += ("muon_update", "muon_scan")  # beside the thirty
 
 
 class LlamaSizes:
@@ -180,6 +181,69 @@ def llama_adamw(scale: Scale) -> Case:
 def llama_scan(scale: Scale) -> Case:
     """Four layers of a Llama, scanned and recomputed, and AdamW."""
     return _llama(scale, 4, True)
+
+
+def _muon_numbers(weights: Any) -> Any:
+    """That matrices are stacked along the first dim, which optax has to be told."""
+    from optax.contrib import MuonDimensionNumbers
+
+    return jax.tree.map(lambda _: MuonDimensionNumbers(1, 2), weights)
+
+
+@program("optax")
+def muon_update(scale: Scale) -> Case:
+    """Muon on eight stacked layers whose weights, gradients and momentum stay FSDP: the update alone."""
+    from optax import contrib
+
+    mesh, n = scale.mesh(data=8), scale.pick(512, 4096)
+    weights = {"layers": shaped(mesh, P(None, "data", None), (8, n, n))}
+    shapes = {"layers": jax.ShapeDtypeStruct((8, n, n), jnp.float32)}
+    optimizer = contrib.muon(1e-3, muon_weight_dimension_numbers=_muon_numbers)
+
+    def rows(path: str, leaf: Any) -> Any:
+        return P(None, "data", None) if leaf.ndim == 3 else P()
+
+    state = sharded_like(jax.eval_shape(optimizer.init, shapes), rows, mesh)
+
+    def update(weights: Any, state: Any, gradient: Any) -> Any:
+        import optax
+
+        changes, state = optimizer.update(gradient, state, weights)
+        return optax.apply_updates(weights, changes), state
+
+    options = {"out_shardings": (shardings_of(weights), shardings_of(state)), "donate_argnums": (0, 1)}
+    return Case(update, (weights, state, weights), options, fixed={"weights": P(None, "data", None),
+                "gradient": P(None, "data", None)})  # fmt: skip
+
+
+@program("optax")
+def muon_scan(scale: Scale) -> Case:
+    """A training step of eight scanned layers with Muon, whose weights are stacked and FSDP by rows."""
+    from optax import contrib
+
+    mesh, n = scale.mesh(data=8), scale.pick(128, 2048)
+    weights = {"layers": shaped(mesh, P(None, "data", None), (8, n, n))}
+    shapes = {"layers": jax.ShapeDtypeStruct((8, n, n), jnp.float32)}
+    optimizer = contrib.muon(1e-3, muon_weight_dimension_numbers=_muon_numbers)
+
+    def rows(path: str, leaf: Any) -> Any:
+        return P(None, "data", None) if leaf.ndim == 3 else P()
+
+    state = sharded_like(jax.eval_shape(optimizer.init, shapes), rows, mesh)
+    x = shaped(mesh, P("data", None), (scale.pick(256, 8192), n))
+
+    def step(weights: Any, state: Any, x: Any) -> Any:
+        import optax
+
+        def loss(weights: Any) -> Any:
+            layer = jax.checkpoint(lambda x, w: (x + jnp.tanh(x @ w), None))
+            return jnp.mean(jax.lax.scan(layer, x, weights["layers"])[0] ** 2)
+
+        value, gradient = jax.value_and_grad(loss)(weights)
+        changes, state = optimizer.update(gradient, state, weights)
+        return optax.apply_updates(weights, changes), state, value
+
+    return _finish(step, weights, state, (x,), mesh)
 
 
 @program("jax")
