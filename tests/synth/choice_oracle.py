@@ -186,7 +186,7 @@ class Enumeration:
                 if len(sizes) == 1 and source.held is None and source.at == dies == born:
                     lives.append((born, born, -sizes.pop()))
         peak = 0
-        for position in range(1 + max(last for _, last, _ in lives)):
+        for position in range(1 + max((last for _, last, _ in lives), default=0)):
             held = sum(size for first, last, size in lives if first <= position <= last)
             peak = max(peak, held + max((more for at, more in runs if at == position), default=0))
         return seconds, peak

@@ -8,6 +8,7 @@ assess        the moves, seconds and bytes of a choice, and what a device holds 
 milp          the best splits within a budget, and the smallest budget
 trade_off     what each budget costs in time, as data and as a picture
 flows         a problem as tables of groups that are split alike, and of what flows between them
+label_bounds  lower bounds on every choice, and on those with each split, by passing costs back and forth
 layout_model  those tables as a linear program, with rows for memory, which linear_program solves
 
 For example, `h = x @ w; y = relu(h) @ v` on `<x=4, y=2>`: two products, each a node with three factors (rows, columns,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -127,6 +127,29 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
     }
     seconds = {pair: price.seconds for pair, price in zip(pairs, priced, strict=True)}
     return ChoiceTables(groups, group_of, joined, uses, listed, tile_bytes, seconds, beside)
+
+
+def restrict_splits(tables: ChoiceTables, kept: Sequence[np.ndarray]) -> ChoiceTables:
+    """The tables with some splits of each group only, those whose numbers are given."""
+    groups = tuple(
+        replace(group, splits=tuple(group.splits[int(n)] for n in numbers), seconds=group.seconds[numbers])
+        for group, numbers in zip(tables.groups, kept, strict=True)
+    )
+    # Equal tables stay the same object, by which readers in equal layouts are known.
+    known: dict[tuple[int, int], np.ndarray] = {}
+
+    def pick(group: int, layouts: np.ndarray) -> np.ndarray:
+        return known.setdefault((group, id(layouts)), layouts[kept[group]])
+
+    flows = tuple(
+        replace(
+            flow,
+            layouts=pick(flow.group, flow.layouts),
+            readers=tuple(replace(reader, layouts=pick(reader.group, reader.layouts)) for reader in flow.readers),
+        )
+        for flow in tables.flows
+    )
+    return replace(tables, groups=groups, flows=flows)
 
 
 def list_pairs(flow: TensorFlow, reader: FlowReader) -> list[tuple[int, int]]:

@@ -67,17 +67,24 @@ class _Reads:
 class LayoutModel:
     """The program of a problem, with rows for the memory at some positions, each with a margin that it leaves free.
 
-    It minimizes seconds within the budget, or without one the bytes of the rows, in units of `unit` bytes.
+    It minimizes seconds, times `scale`, within the budget, or without one the bytes of the rows, in units of `unit`
+    bytes.
     """
 
     def __init__(
-        self, problem: Problem, tables: ChoiceTables, rows: Mapping[MemoryRow, float], budget: int | None, unit: int = 1
+        self,
+        problem: Problem,
+        tables: ChoiceTables,
+        rows: Mapping[MemoryRow, float],
+        budget: int | None,
+        scale: float,
+        unit: int = 1,
     ) -> None:
         self.problem, self.tables = problem, tables
         self.program = LinearProgram()
         # Seconds and bytes are never weighed against each other: one is minimized, the other bounded or free.
         self.least_memory = budget is None and bool(rows)
-        self.scale = 0.0 if self.least_memory else _scale_seconds(tables)
+        self.scale = 0.0 if self.least_memory else scale
         self._grids: dict[object, np.ndarray] = {}
         self._reads: dict[int, _Reads] = {}
         self._anew: dict[ReadKey, int] = {}
@@ -352,7 +359,7 @@ def _number_distinct(layouts: np.ndarray) -> tuple[list[int], np.ndarray]:
     return list(places), places_of
 
 
-def _scale_seconds(tables: ChoiceTables) -> float:
+def scale_seconds(tables: ChoiceTables) -> float:
     """A factor that brings the seconds of a typical choice to about a thousand, far above the solver's tolerances."""
     total = sum(float(group.seconds.mean()) for group in tables.groups)
     prices = [seconds for seconds in tables.seconds.values() if seconds < np.inf]

@@ -16,12 +16,14 @@ from reshard.errors import PlanError
 class Solution:
     """Values of the variables, None where none were found, and a lower bound on the objective.
 
-    `impossible` says that there are none.
+    `impossible` says that there are none. `prices`, of a program whose variables need not be whole, are by how much the
+    cost falls with the upper bound of each row.
     """
 
     values: np.ndarray | None
     bound: float
     impossible: bool
+    prices: np.ndarray | None = None
 
 
 class LinearProgram:
@@ -55,23 +57,45 @@ class LinearProgram:
 
     def solve(self, gap: float, time_limit: float) -> Solution:
         """The least cost within a relative `gap`, or the least that is found in so many seconds."""
-        try:
-            optimize: Any = import_module("scipy.optimize")
-            sparse: Any = import_module("scipy.sparse")
-        except ImportError:
-            raise PlanError("choosing layouts needs scipy: pip install scipy") from None
-        constraints: list[Any] = []
-        if self._low:
-            entries = (self._values, (self._row_numbers, self._columns))
-            matrix = sparse.coo_array(entries, shape=(len(self._low), len(self.costs))).tocsr()
-            constraints = [optimize.LinearConstraint(matrix, self._low, self._high)]
+        optimize, matrix = self._load_solver()
         found = optimize.milp(
             self.costs,
             integrality=self._whole,
             bounds=optimize.Bounds(0.0, self.upper),
-            constraints=constraints,
+            constraints=[optimize.LinearConstraint(matrix, self._low, self._high)],
             options={"mip_rel_gap": gap, "time_limit": max(time_limit, 0.1)},
         )
         bound = -np.inf if found.mip_dual_bound is None else float(found.mip_dual_bound)
         # Status 2 is infeasible, 4 "infeasible or unbounded", and what is chosen here is bounded.
         return Solution(found.x, bound, found.status in (2, 4))
+
+    def relax(self, time_limit: float) -> Solution:
+        """The least cost if no variable need be whole, with the prices of the rows."""
+        optimize, matrix = self._load_solver()
+        low, high = np.array(self._low), np.array(self._high)
+        equal, above, below = low == high, (low != high) & (low > -np.inf), (low != high) & (high < np.inf)
+        sparse: Any = import_module("scipy.sparse")
+        found = optimize.linprog(
+            self.costs,
+            A_ub=sparse.vstack([matrix[below], -matrix[above]]),
+            b_ub=np.concatenate([high[below], -low[above]]),
+            A_eq=matrix[equal],
+            b_eq=low[equal],
+            bounds=np.stack([np.zeros(len(self.upper)), self.upper], axis=1),
+            method="highs",
+            options={"time_limit": max(time_limit, 0.1)},
+        )
+        if found.status != 0:
+            return Solution(None, -np.inf, found.status == 2)
+        prices = np.zeros(len(low))
+        prices[below] = -found.ineqlin.marginals[: int(below.sum())]
+        return Solution(found.x, float(found.fun), False, prices)
+
+    def _load_solver(self) -> tuple[Any, Any]:
+        try:
+            optimize: Any = import_module("scipy.optimize")
+            sparse: Any = import_module("scipy.sparse")
+        except ImportError:
+            raise PlanError("choosing layouts needs scipy: pip install scipy") from None
+        entries = (self._values, (self._row_numbers, self._columns))
+        return optimize, sparse.coo_array(entries, shape=(len(self._low), len(self.costs))).tocsr()
