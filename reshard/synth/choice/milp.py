@@ -53,7 +53,7 @@ def choose_splits(
     is returned; its `gap` says how far from the best one it can be.
     Raises `BudgetError` if no assignment meets the budget, and `PlanError` if none was found in time.
     """
-    search = _Search(problem, prices, speed, gap, time_limit)
+    search = _SplitSearch(problem, prices, speed, gap, time_limit)
     most = None if budget is None else max(0, budget - extra_bytes)
     chosen = search.find_fastest(most)
     if chosen is None and search.impossible:
@@ -72,10 +72,10 @@ def smallest_budget(
     problem: Problem, prices: MovePrices, speed: DeviceSpeed, time_limit: float = 60.0, gap: float = 1e-3
 ) -> Assignment:
     """The assignment that holds the fewest bytes at its peak, within a relative `gap`, however long it takes."""
-    return _Search(problem, prices, speed, gap, time_limit).find_smallest()
+    return _SplitSearch(problem, prices, speed, gap, time_limit).find_smallest()
 
 
-class _Search:
+class _SplitSearch:
     def __init__(self, problem: Problem, prices: MovePrices, speed: DeviceSpeed, gap: float, time_limit: float) -> None:
         self.problem, self.prices, self.speed, self.gap = problem, prices, speed, gap
         self.until = time.monotonic() + time_limit
