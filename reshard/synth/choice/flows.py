@@ -172,7 +172,12 @@ def _group_nodes(problem: Problem, speed: DeviceSpeed) -> tuple[tuple[TiedNodes,
     group_of = [0] * len(problem.nodes)
     for numbers in members.values():
         nodes = [problem.nodes[number] for number in numbers]
-        common = _common_splits(problem, nodes, orders)
+        # Nodes that differ in nothing that a split depends on are listed once.
+        distinct = {(node.sizes, node.splittable, node.only): node for node in nodes}.values()
+        # In the order of the first, so that the same problem always gives the same choice.
+        first, *others = [list_splits(node, problem.mesh, orders) for node in distinct]
+        allowed = [set(splits) for splits in others]
+        common = tuple(split for split in first if all(split in splits for splits in allowed))
         if not common:
             names = ", ".join(node.name for node in nodes[:3])
             raise PlanError(f"no split is allowed for {names}; allow one, or untie them")
@@ -186,12 +191,3 @@ def _group_nodes(problem: Problem, speed: DeviceSpeed) -> tuple[tuple[TiedNodes,
             group_of[number] = len(groups)
         groups.append(TiedNodes(tuple(numbers), common, seconds))
     return tuple(groups), tuple(group_of)
-
-
-def _common_splits(problem: Problem, nodes: Sequence[Node], orders: tuple[tuple[str, ...], ...]) -> tuple[Split, ...]:
-    # Nodes that differ in nothing that a split depends on are listed once.
-    distinct = {(node.sizes, node.splittable, node.only): node for node in nodes}.values()
-    # In the order of the first, so that the same problem always gives the same choice.
-    first, *others = [list_splits(node, problem.mesh, orders) for node in distinct]
-    allowed = [set(splits) for splits in others]
-    return tuple(split for split in first if all(split in splits for splits in allowed))

@@ -77,9 +77,10 @@ class LabelBounds:
         distinct = list({(reader.group, reader.layouts.tobytes()): reader for reader in flow.readers}.values())
         sources, source_of = np.unique(flow.layouts, return_inverse=True)
         every = np.unique(np.concatenate([reader.layouts for reader in distinct])) if distinct else np.zeros(0, int)
-        whole = np.array(
-            [[self._price(flow, int(a), int(b)) for b in every.tolist()] for a in sources.tolist()]
-        ).reshape(len(sources), len(every))
+        times = self._scale * flow.times * len(flow.tensors)
+        # Pairs that no reader has in common with its writer, as most of a node with itself, are never asked for.
+        prices = [self.tables.seconds.get((a, b), 0.0) for a in sources.tolist() for b in every.tolist()]
+        whole = np.minimum(np.array(prices) * times, FORBIDDEN).reshape(len(sources), len(every))
         readers = sum((np.isin(every, reader.layouts).astype(int) for reader in distinct), np.zeros(len(every), int))
         edge_of: dict[tuple[int, bytes], int] = {}
         shared = _Shared([], [], [], np.maximum(readers, 1))
@@ -101,13 +102,6 @@ class LabelBounds:
         if len(shared.edges) > 1:
             self._shared.append(shared)
         return [edge_of.get((reader.group, reader.layouts.tobytes()), -1) for reader in flow.readers]
-
-    def _price(self, flow: TensorFlow, source: int, target: int) -> float:
-        if source == target:
-            return 0.0
-        # Pairs that no reader has in common with its writer, as those of a node with itself, are never asked for.
-        seconds = self.tables.seconds.get((source, target), 0.0)
-        return min(seconds * self._scale * flow.times * len(flow.tensors), FORBIDDEN)
 
     def bound(self) -> float:
         """A lower bound on the cost of every choice."""
@@ -182,7 +176,10 @@ class LabelBounds:
                 if not (here or (own and last)):
                     continue
                 number = here[0] if here else last[-1]
-                source, target = self._spread(flow, number, edges[number])
+                source, target = flow.layouts, flow.readers[number].layouts
+                if edges[number] >= 0:
+                    # As the edge has them; a group's own pairs are split by split.
+                    source, target = np.unique(source)[:, None], np.unique(target)[None, :]
                 before, after = tile_bytes[source].astype(float), tile_bytes[target].astype(float)
                 # A tensor that is read here lies in the reader's layout; before, in that or its own.
                 held = after if here else np.minimum(before, after)
@@ -198,12 +195,6 @@ class LabelBounds:
                 if any(self.problem.tensors[node.writes[write].tensor].born == position for _, write in node.reuses):
                     reused = [list_reused(self.problem, node, split) for split in group.splits]
                     own -= price * np.array([sum(n for at, n in places if at == position) for places in reused], float)
-
-    def _spread(self, flow: TensorFlow, reader: int, edge: int) -> tuple[np.ndarray, np.ndarray]:
-        """The layouts of a flow and of a reader, as the costs of its edge have them, or those of the group itself."""
-        if edge < 0:
-            return flow.layouts, flow.readers[reader].layouts
-        return np.unique(flow.layouts)[:, None], np.unique(flow.readers[reader].layouts)[None, :]
 
 
 def _sort_classes(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
