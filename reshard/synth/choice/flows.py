@@ -21,7 +21,7 @@ from reshard.errors import PlanError
 from reshard.synth.choice.assess import TensorUse, list_uses, time_node
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.prices import MovePrices
-from reshard.synth.choice.problem import Access, Node, Problem, Split, access_layout
+from reshard.synth.choice.problem import Access, Problem, Split, access_layout
 from reshard.synth.choice.splits import list_orders, list_splits
 from reshard.types.layout import Layout
 
