@@ -18,8 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reshard.jax.layout_choice.op_rules import OpRule
-from reshard.jax.layout_choice.step_flow import Loop, StepFlow, name_operations
+from reshard.jax.layout_choice.step_flow import RETURN, Loop, StepFlow, name_operations
 from reshard.types.mesh import Mesh
+
+SMALL_PART = 8  # A cluster is folded into one whose values are so many times larger.
 
 # What takes long or moves elements about is a node by itself: there the layouts of operands are worth a choice.
 HEAVY = name_operations(
@@ -117,6 +119,7 @@ def find_clusters(flow: StepFlow, rules: Mapping[int, OpRule], mesh: Mesh, free:
     for at in sorted(rules):
         if flow.ops[at].name not in HEAVY:
             found.place(at, sums, free)
+    found.fold_small(sums)
     made: list[Cluster] = []
     for ops in sorted(map(sorted, found.members.values())):
         numbers: dict[int, int] = {}
@@ -175,6 +178,25 @@ class _Clusters:
         for writer in strong:
             if self.find(writer) != self.find(at):
                 self._join(self.find(writer), self.find(at))
+
+    def fold_small(self, sums: Mapping[int, Summand]) -> None:
+        """Joins clusters of small values with those that they serve: the means and maxima of a norm or a softmax.
+
+        What one decides of them costs little, and each would be one more to decide about. What a step or a loop
+        returns, such as the scale of a norm as it is trained, stays apart.
+        """
+        most = {
+            at: max(self.flow.values[value].elements for op in ops for value in self.flow.ops[op].results)
+            for at, ops in self.members.items()
+        }
+        # The smallest first, so that what serves a small one may go on to a larger one with it.
+        for at in sorted(self.links, key=lambda each: most[each]):
+            served = [other for other in self.links[at] if most[other] >= SMALL_PART * most[at]]
+            values = [value for op in self.members[at] for value in self.flow.ops[op].results]
+            readers = {self.flow.ops[reader].name for value in values for reader, _ in self.flow.readers[value]}
+            if served and at not in sums and readers.isdisjoint(RETURN):
+                # To where most of its reads come from or go to.
+                self._join(max(served, key=lambda other: (len(self.links[at][other]), -other)), at)
 
     def _join(self, a: int, b: int) -> None:
         """Makes two clusters one, if all values between them are in one layout then."""

@@ -230,7 +230,10 @@ class _GraphBuilder:
             elif op.name == MANUAL:
                 self._add_manual(op)
         for cluster in find_clusters(flow, self.rules, self.mesh, self.free):
-            self._add_cluster(cluster)
+            # Arithmetic on scalars is whole, and takes nothing.
+            values = [value for at in cluster.ops for value in (*flow.ops[at].operands, *flow.ops[at].results)]
+            if cluster.sums or any(flow.values[value].shape for value in values):
+                self._add_cluster(cluster)
         carried = dict(self.step.carried)
         for at, value in enumerate(flow.returned):
             if self._is_tensor(value):
@@ -418,6 +421,8 @@ class _GraphBuilder:
                 if view is None or not view[1].sums:
                     self._read((node, Access(value, (), reader)), reader, place, reader)
                     break
+        if not self.drafts[node].reads:
+            self.drafts.pop()
 
     def _finish(self) -> StepGraph:
         flow = self.flow
@@ -432,6 +437,9 @@ class _GraphBuilder:
             # Reads in one layout share a copy, which is live from the first of them to the last: two accesses say so.
             reads: list[Access] = []
             for (value, dims, sums), places in draft.reads.items():
+                # A scalar of no node is whole: a partial sum takes it up without a move.
+                if value not in self.born:
+                    continue
                 first, until = self._place_reads(value, places)
                 last[value] = max(last.get(value, -1), until)
                 times = max((flow.ops[op].times for op, _, _ in places if op >= 0), default=draft.times)

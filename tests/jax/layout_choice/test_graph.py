@@ -1,0 +1,156 @@
+"""Steps as problems of choice: what the layouts of their operations say must be what the problem counts.
+
+The oracle are the spelled layouts themselves: whoever reads a value in another layout than it was written in must be
+one of the moves that the problem lists for the same assignment, and the other way round.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from reshard.jax.layout_choice.graph import StepGraph, build_graph
+from reshard.jax.layout_choice.op_rules import read_op_rules
+from reshard.jax.layout_choice.trace_step import TracedStep, trace_step
+from reshard.synth.choice.assess import list_moves
+from reshard.synth.choice.problem import Assignment, Split
+from reshard.synth.choice.splits import list_splits
+from reshard.types.mesh import Mesh
+
+MESH = Mesh(x=4, y=2)
+
+
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def train_mlp(params: dict[str, Any], x: Any) -> Any:
+    def loss(p: dict[str, Any]) -> Any:
+        return jnp.mean((jax.nn.softmax(x @ p["w1"] + p["b1"]) @ p["w2"]) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
+    return jax.tree.map(lambda p, g: p - g / norm, params, grads), value
+
+
+def accumulate(w: Any, batches: Any) -> Any:
+    """Gradients of several batches in a loop: their sum need not be finished before the loop is over."""
+
+    def add(total: Any, x: Any) -> Any:
+        return total + jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w), None
+
+    return w - jax.lax.scan(add, jnp.zeros_like(w), batches)[0]
+
+
+def scan_layers(ws: Any, x: Any) -> Any:
+    block = jax.checkpoint(lambda x, w: (jax.nn.relu(x @ w) + x, None))
+    return jax.grad(lambda ws: jnp.sum(jax.lax.scan(block, x, ws)[0] ** 2))(ws)
+
+
+def branch(p: Any, x: Any) -> Any:
+    mesh: Any = jax.sharding.AbstractMesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    constrained = jax.lax.with_sharding_constraint(x @ x.T, jax.NamedSharding(mesh, P("y")))
+    return jax.lax.cond(p > 0, lambda v: v.T * 2, lambda v: v - 1, constrained).reshape(4, 4, 16)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+    "mlp": (train_mlp, [{"w1": floats(16, 32), "b1": floats(32), "w2": floats(32, 8)}, floats(64, 16)]),
+    "accumulate": (accumulate, [floats(16, 8), floats(5, 32, 16)]),
+    "scan": (scan_layers, [floats(3, 16, 16), floats(32, 16)]),
+    "branch": (branch, [floats(), floats(16, 16)]),
+}
+
+
+def make_graph(name: str, **fixed: Any) -> tuple[TracedStep, StepGraph]:
+    f, shapes = PROGRAMS[name]
+    step = trace_step(f, shapes, donate=0)
+    return step, build_graph(step, read_op_rules(step), MESH, **fixed)
+
+
+def draw_splits(graph: StepGraph, rng: random.Random) -> tuple[Split, ...]:
+    return tuple(rng.choice(list(list_splits(node, MESH))) for node in graph.problem.nodes)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_layouts_of_operations_need_the_moves_that_the_problem_counts(name: str):
+    _, graph = make_graph(name)
+    flow = graph.flow
+    for seed in range(20):
+        splits = draw_splits(graph, random.Random(seed))
+        layouts = graph.spell_layouts(Assignment(splits, frozenset(), 0, 0, 0, 0, 0))
+        written = dict(zip(flow.arguments, zip(layouts.arguments, graph.ends[0], strict=True), strict=True))
+        for at, each in layouts.operations.items():
+            written |= zip(flow.ops[at].results, zip(each.results, graph.views[at][1], strict=True), strict=True)
+        for loop in flow.loops:  # What the body takes lies as the result does.
+            written |= zip(loop.arguments, (written[value] for value in loop.op.results), strict=True)
+        needed = set[tuple[str, str]]()
+        for value, (layout, view) in written.items():
+            if view is None:  # Sources, and what is made of them: readers take their slice.
+                continue
+            for reader, place in flow.readers[value]:
+                around = layouts.operations[reader].operands
+                if flow.ops[reader].name == "stablehlo.return":  # of a loop or a branch, whose results it becomes
+                    around = layouts.operations[flow.ops[reader].inside].results
+                    if len(around) <= place or around[place].shape != layout.shape:
+                        continue
+                if around[place] != layout:
+                    needed.add((str(layout), str(around[place])))
+        counted = {(str(move.source), str(move.target)) for move in list_moves(graph.problem, splits, ())}
+        assert needed == counted, seed
+
+
+def test_repeated_layers_are_split_alike_and_scalars_take_no_node():
+    def deep(ws: list[Any], x: Any) -> Any:
+        for w in ws:
+            x = jnp.tanh(x @ w) * 2
+        return x.sum()
+
+    shapes = [[floats(16, 16)] * 9, floats(32, 16)]
+    step = trace_step(jax.grad(deep), shapes)
+    nodes = build_graph(step, read_op_rules(step), MESH).problem.nodes
+    products = [node for node in nodes if node.name.startswith("dot_general")]
+    # Layers near the ends differ from those in the middle, which have like ones all around.
+    assert len(products) == 26 and len({node.tie or node.name for node in products}) <= 16
+    assert not any(node for node in nodes if not node.sizes and not node.reads and not node.writes)
+
+
+def test_a_sum_that_a_loop_adds_up_may_be_finished_after_it():
+    _, graph = make_graph("accumulate")
+    carried = [node for node in graph.problem.nodes if " carries " in node.name and 0 in node.sizes]
+    (node,) = carried
+    split = ((), (), ("x",))
+    layouts = [access.sums and split[access.sums[0]] for access in (*node.reads, *node.writes)]
+    assert layouts == [("x",)] * len(layouts) and len(layouts) >= 2
+    assert [access.times for access in node.writes] == [5, 1]  # in the body of five trips, and out of it
+
+
+def test_what_is_given_stays_and_the_rest_is_free():
+    _, graph = make_graph("mlp", fixed_arguments={0: P(None), 2: P("x", P.UNCONSTRAINED)})
+    nodes = {node.name: node for node in graph.problem.nodes}
+    assert nodes["params/b1"].only == (((),),)
+    assert nodes["params/w2"].only == ((("x",), ()), (("x",), ("y",)))
+    assert nodes["params/w1"].only is None
+    # The next value of a parameter lies as the parameter does: one node, and no move of its own.
+    assert graph.results[:3] and all(nodes[name].reads for name in ("params/b1", "params/w1", "params/w2"))
+
+
+def test_trips_multiply_and_unknown_ones_are_named():
+    def loops(x: Any, n: Any) -> Any:
+        def outer(x: Any, _: Any) -> Any:
+            return jax.lax.fori_loop(0, 4, lambda _, v: v @ v, x), None
+
+        x = jax.lax.scan(outer, x, None, length=3)[0]
+        return jax.lax.fori_loop(0, n, lambda _, v: v @ x, x)
+
+    step = trace_step(loops, [floats(16, 16), jax.ShapeDtypeStruct((), jnp.int32)])
+    graph = build_graph(step, read_op_rules(step), MESH)
+    assert sorted(node.times for node in graph.problem.nodes if node.name.startswith("dot_general")) == [1, 12]
+    assert len(graph.unknown_trips) == 1
