@@ -191,6 +191,8 @@ class _Clusters:
         }
         # The smallest first, so that what serves a small one may go on to a larger one with it.
         for at in sorted(self.links, key=lambda each: most[each]):
+            if at not in self.links:  # It has been joined with a smaller one.
+                continue
             served = [other for other in self.links[at] if most[other] >= SMALL_PART * most[at]]
             values = [value for op in self.members[at] for value in self.flow.ops[op].results]
             readers = {self.flow.ops[reader].name for value in values for reader, _ in self.flow.readers[value]}
