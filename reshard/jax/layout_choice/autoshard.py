@@ -204,6 +204,14 @@ class LayoutChoice:
             lines.append("  ".join([*cells, row[5]]).rstrip())
         if self.gap:
             lines += ["", f"what was chosen takes at most {self.gap:.1%} longer than the best choice, by the model"]
+        specs = (*self.best.in_specs, *self.best.out_specs)
+        if not any(entry for spec in specs for entry in spec or ()) and self.best.name == CHOSEN:
+            # Small steps on fast devices: right, but not what people expect who have given eight.
+            work = seconds_text(self.seconds - self._figures.move_seconds)
+            lines += [
+                "",
+                f"no argument is split: all work takes {work}, and moves would cost more than splitting saves",
+            ]
         if self.search.graph.unknown_trips:
             lines += ["", "loops whose trips depend on data count as one trip"]
         if self.explanation is not None:

@@ -21,7 +21,7 @@ from typing import Any
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec
 
-from reshard.errors import BudgetError, ReshardError, shortened
+from reshard.errors import BudgetError, PlanError, ReshardError, shortened
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
 from reshard.jax.layout_choice.emit import emit_step
 from reshard.jax.layout_choice.experts import OWN, Expert, list_experts, write_expert
@@ -100,7 +100,8 @@ class LayoutSearch:
                         self.graph.problem, self.prices, self.speed, budget=self.budget, extra_bytes=unseen,
                         time_limit=self.time_limit,
                     )  # fmt: skip
-            except BudgetError:
+            except (BudgetError, PlanError) as error:  # Nothing fits, or nothing was found in time.
+                log.debug("%s", error)
                 break
             tried = self.compile_assignment(chosen)
             if self.fits(tried):
