@@ -12,7 +12,7 @@ what FSDP moves beside it
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -162,12 +162,10 @@ def describe_change(source: Layout, target: Layout) -> str:
             kind = "turned"
         done[kind].append(axis)
     words = [
-        f"{kind} over {', '.join(done[kind])}"
-        for kind in ("reduce-scattered", "all-reduced", "turned", "sliced", "gathered")
+        f"turned to lie {describe_split(target)}" if kind == "turned" else f"{kind} over {', '.join(done[kind])}"
+        for kind in ("reduce-scattered", "all-reduced", "sliced", "turned", "gathered")
         if done[kind]
     ]
-    if done["turned"]:
-        words.append(f"so that it lies {describe_split(target)}")
     return ", ".join(words) or "dealt out in another order"
 
 
@@ -194,7 +192,9 @@ def _group_arguments(
     has_state = any(problem.nodes[writers[tensor]].reads for _, tensor in arguments)
     groups: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     gradients: set[PlacedMove] = set()
-    for name, tensor in arguments:
+    readers = Counter(access.tensor for node in problem.nodes for access in node.reads)
+    # A gradient leads to the next moments of an optimizer, too: it is told of the parameter, which has more readers.
+    for name, tensor in sorted(arguments, key=lambda argument: -readers[argument[1]]):
         node = problem.nodes[writers[tensor]]
         [write] = [access for access in node.writes if access.tensor == tensor]
         layout = access_layout(problem, node, write, chosen.splits[writers[tensor]])
@@ -203,7 +203,6 @@ def _group_arguments(
         words += _say_uses(by_tensor[tensor])
         following = [access.tensor for access in node.reads]
         words += [f"next value {_say_change(move)}" for after in following for move in by_tensor[after]]
-        # The same sum leads to the next moments of an optimizer: it is told of the first, the parameter.
         found = _find_gradient(problem, following, writers, by_tensor) - gradients
         words += dict.fromkeys(f"gradient {_say_change(move)}" for move in found)
         gradients |= found
@@ -224,7 +223,10 @@ def _say_uses(moves: Sequence[PlacedMove]) -> list[str]:
     for change, alike in uses.items():
         # A copy that is kept is made once for all that read it; another one in every trip of the loop around it.
         count = sum(len(move.reads) if move.kept else move.times for move in alike)
-        if count == 1:
+        # What a device has already, it slices for nothing, however often.
+        if change.startswith("sliced") and not re.search("turned|gathered", change):
+            words.append(change)
+        elif count == 1:
             words.append(f"{change} for its use")
         elif len(alike) == 1 and alike[0].kept:
             words.append(f"{change} once, for {counted(count, 'use')}")

@@ -78,7 +78,7 @@ WORDS = {
     },
     "ZeRO-1": {
         "batch": "batch over x, y",
-        "params/layers/*/w": "whole on every device; sliced over x, y for its use; next value gathered over x, y; "
+        "params/layers/*/w": "whole on every device; sliced over x, y; next value gathered over x, y; "
         "gradient reduce-scattered over x, y",
         "opt/mu/layers/*/w": "by rows over x, y",
     },
@@ -177,7 +177,7 @@ def test_splits_are_told_by_rows_and_columns(layout: str, words: str):
     ("source", "target", "words"),
     [
         ("f32[{x}4, 8]", "f32[16, 8]", "gathered over x"),
-        ("f32[{x}4, 16]", "f32[16, {x}4]", "turned over x, so that it lies by columns over x"),
+        ("f32[{x}4, 16]", "f32[16, {x}4]", "turned to lie by columns over x"),
         ("f32[16, 8] + sum{x}", "f32[{x}4, 8]", "reduce-scattered over x"),
         ("f32[16, 8] + sum{x}{y}", "f32[{x}4, 8]", "reduce-scattered over x, all-reduced over y"),
         ("f32[2{x}2, 8]", "f32[{x}4, 8]", "dealt out in another order"),
