@@ -20,7 +20,7 @@ for the largest piece and is never cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -220,20 +220,21 @@ def _round_elements(dim: Dim) -> int:
     return dim.padded // dim.digits[0].radix
 
 
-def _list_segments(dim: Dim, mesh: Mesh, padded: int) -> list[_Segment]:
+@lru_cache(maxsize=4096)
+def _list_segments(dim: Dim, mesh: Mesh, padded: int) -> tuple[_Segment, ...]:
     """The digits with their place values, minor first, the leading local one stretched to `padded`."""
     if padded == 0:
-        return []
+        return ()
     segments: list[_Segment] = []
     place = 1
     for radix, axis in reversed(dim.digits):
         segments.append(_Segment(place, radix, None if axis is None else mesh.stride(axis)))
         place *= radix
     if place == padded:
-        return segments
+        return tuple(segments)
     if segments and segments[-1].stride is None:
         place = segments.pop().place
-    return [*segments, _Segment(place, padded // place, None)]
+    return (*segments, _Segment(place, padded // place, None))
 
 
 def _segment_holder(segment: _Segment, place: int) -> int | None:
@@ -242,7 +243,7 @@ def _segment_holder(segment: _Segment, place: int) -> int | None:
 
 
 def _cut_numerals(
-    before: list[list[_Segment]], after: list[list[_Segment]], partial: list[Factor]
+    before: Sequence[Sequence[_Segment]], after: Sequence[Sequence[_Segment]], partial: list[Factor]
 ) -> tuple[list[list[int]], list[int]] | None:
     """Where each dim and the device positions must be cut; None if the cuts do not divide each other."""
     dims: list[set[int]] = []

@@ -20,7 +20,7 @@ import numpy as np
 from reshard.errors import PlanError
 from reshard.synth.choice.assess import TensorUse, list_uses, time_node
 from reshard.synth.choice.device_speed import DeviceSpeed
-from reshard.synth.choice.prices import MovePrices
+from reshard.synth.choice.prices import MovePrice, MovePrices
 from reshard.synth.choice.problem import Access, Problem, Split, access_layout
 from reshard.synth.choice.splits import list_orders, list_splits
 from reshard.types.layout import Layout
@@ -72,7 +72,12 @@ class ChoiceTables:
     layouts: tuple[Layout, ...]
     tile_bytes: np.ndarray
     seconds: dict[tuple[int, int], float]
-    beside: dict[tuple[int, int], int]
+    priced: dict[tuple[int, int], MovePrice]
+
+    def beside(self, pair: tuple[int, int]) -> int:
+        """Bytes that a move needs while it runs, beside source and target: few moves are asked for it."""
+        source, target = pair
+        return max(0, self.priced[pair].peak_bytes - int(self.tile_bytes[source]) - int(self.tile_bytes[target]))
 
 
 def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -> ChoiceTables:
@@ -121,12 +126,10 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
     pairs = list(dict.fromkeys(pair for flow in joined for reader in flow.readers for pair in list_pairs(flow, reader)))
     priced = prices.price_pairs([(listed[source], listed[target]) for source, target in pairs])
     tile_bytes = np.array([layout.tile_bytes for layout in listed], np.int64)
-    beside = {
-        (source, target): max(0, price.peak_bytes - int(tile_bytes[source]) - int(tile_bytes[target]))
-        for (source, target), price in zip(pairs, priced, strict=True)
-    }
     seconds = {pair: price.seconds for pair, price in zip(pairs, priced, strict=True)}
-    return ChoiceTables(groups, group_of, joined, uses, listed, tile_bytes, seconds, beside)
+    return ChoiceTables(
+        groups, group_of, joined, uses, listed, tile_bytes, seconds, dict(zip(pairs, priced, strict=True))
+    )
 
 
 def restrict_splits(tables: ChoiceTables, kept: Sequence[np.ndarray]) -> ChoiceTables:

@@ -277,7 +277,7 @@ class LayoutModel:
                 for pair, columns in copies.items():
                     if pair[0] != pair[1] and (row.how != "early" or pair[1] == row.which):
                         for column in columns:
-                            held[column] += tables.beside[pair]
+                            held[column] += tables.beside(pair)
         for group, columns in zip(tables.groups, self.columns, strict=True):
             for node in (self.problem.nodes[number] for number in group.nodes):
                 if any(self.problem.tensors[node.writes[write].tensor].born == position for _, write in node.reuses):

@@ -1,27 +1,29 @@
 """What moves cost: the seconds, the bytes and the memory of the plan from one layout to another, for many pairs.
 
-A choice of layouts asks for the prices of thousands of moves, most of which differ in size alone. What decides the plan
-between even layouts, beside their bytes, is who holds which digit before and after, and by how many devices what stays
-local can be cut on the way. So all moves of one *form* are planned once, on the smallest arrays that have it:
+A choice of layouts asks for the prices of thousands of moves, most of which differ in sizes and in the order of dims
+alone. What decides the plan between even layouts, beside their bytes, is who holds which digit before and after. So all
+moves of one *form* are planned once, with room for any cut where digits stay local:
 
-    on <x=4, y=2>   bf16[{x}1024, 4096, 128] -> bf16[4096, {x}1024, 128]
-    refined         4 by x -> -    1024    4 - -> by x    1024    128
-    form            4 by x -> -    8       4 - -> by x                       8 devices cannot cut more than 8 parts
+    on <x=4, y=2>   bf16[32, {x}1024, 4096] -> bf16[32, 4096, {x}1024]
+    refined         32    4 by x -> -    1024    4 - -> by x    1024
+    form            8     4 by x -> -       8    4 - -> by x       8        8 devices cut into 8 parts at most
 
 The routes of a form that are fastest at some size take seconds that are known functions of it (`cost.StepTime`), and
-their bytes and memory grow with it. Moves of uneven layouts, and of digits that do not nest, are planned one by one.
+their bytes grow with it. Moves whose fastest route cuts what the array has too little of, those of uneven layouts, and
+of digits that do not nest, are planned one by one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from reshard.errors import PlanError, quoted
-from reshard.geometry.refine import RefinedDigit, Refinement, refine
+from reshard.geometry.refine import Refinement, refine
 from reshard.plans.plan import Plan, chain
 from reshard.synth import cost
 from reshard.synth.network import Network
@@ -35,16 +37,24 @@ from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
 
 _MOST_BYTES = 1 << 60
-"""Of an array whose form is studied."""
+"""Of an array that has a form: on more, seconds lose their last digits."""
 
 
-class MovePrice(NamedTuple):
-    """What the plan from one layout to another takes: predicted seconds, bytes that the busiest device receives, and
-    bytes that it holds at most, source and target included."""
+@dataclass(frozen=True)
+class MovePrice:
+    """What the plan from one layout to another takes: predicted seconds, and bytes that the busiest device receives.
+
+    `peak` is the bytes that it holds at most, source and target included, or finds them: few moves are asked for it.
+    """
 
     seconds: float
     received_bytes: int
-    peak_bytes: int
+    peak: int | Callable[[], int]
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Bytes that a device holds at most, source and target included."""
+        return self.peak if isinstance(self.peak, int) else self.peak()
 
 
 class MovePrices:
@@ -92,35 +102,34 @@ class MovePrices:
         return find_plan(source, target, self._options)
 
     def _price_form(self, source: Layout, target: Layout) -> MovePrice:
-        one_array = source.mesh == target.mesh == self.mesh and (source.shape, source.dtype) == (
-            target.shape,
-            target.dtype,
-        )
-        named = self._rename_axes(source, target) if one_array else None
-        refinement = None if named is None else refine(*named)
-        bits, elements = dtypes.bits(source.dtype), math.prod(source.shape)
-        # Sums of elements that devices cannot share evenly are rounded up.
-        whole = elements and not (elements % self.mesh.size and (source.partial or target.partial))
-        even = refinement is not None and refinement.exact and whole and not bits % 8
+        elements, bits = math.prod(source.shape), dtypes.bits(source.dtype)
         nbytes = elements * bits // 8
-        if named is None or refinement is None or not even or nbytes >= _MOST_BYTES:
-            plan = self.plan(source, target)
-            return MovePrice(plan.seconds or 0.0, plan.received_bytes, plan.peak_bytes)
-        source, target = named
-        digits = _shrink_digits(refinement, self.mesh.size)
+        # Sums of elements that devices cannot share evenly are rounded up, and so are elements of less than a byte.
+        even = bits % 8 == 0 and (elements % self.mesh.size == 0 or not (source.partial or target.partial))
+        one_array = (source.shape, source.dtype, source.mesh) == (target.shape, target.dtype, self.mesh)
+        if even and one_array and target.mesh == self.mesh and 0 < nbytes < _MOST_BYTES:
+            named = self._rename_axes(source, target)
+            refinement = refine(*named)
+            if refinement is not None and refinement.exact:
+                dims = _list_form_dims(refinement, self.mesh.size)
+                price = self._find_form(*named, dims, nbytes).price(dims, nbytes)
+                if price is not None:
+                    return MovePrice(*price, lambda: self.plan(source, target).peak_bytes)
+        plan = self.plan(source, target)
+        return MovePrice(plan.seconds or 0.0, plan.received_bytes, plan.peak_bytes)
+
+    def _find_form(self, source: Layout, target: Layout, dims: Sequence[_FormDim], nbytes: int) -> _Form:
+        """The form of a move, studied now if it is new; only the operations of sums tell dtypes apart."""
         stretch = sum(edge <= nbytes for edge in self._edges) - 1
-        # Only the operations of sums tell dtypes apart.
-        sums = [(end.dtype, end.reduction, end.partial) for end in (source, target) if end.partial]
-        key = digits, stretch, source.partial, target.partial, tuple(sums)
-        form = self._forms.get(key)
-        if form is None:
-            dtype = source.dtype if sums else "f32"
-            ends = (
-                Layout(self.mesh, dims, dtype, end.reduction, end.partial)
-                for end, dims in zip((source, target), _list_dims(digits, self.mesh), strict=True)
-            )
-            form = self._forms[key] = _Form(Pair(*ends), self._wires[stretch])
-        return form.price(nbytes)
+        sums = tuple((end.dtype, end.reduction, end.partial) for end in (source, target) if end.partial)
+        key = tuple(dim.digits for dim in dims), stretch, source.partial, target.partial, sums
+        if key not in self._forms:
+            ends: list[Layout] = []
+            for at, end in enumerate((source, target)):
+                laid = tuple(_lay_dim(self.mesh, dim.digits, at) for dim in dims)
+                ends.append(Layout(self.mesh, laid, source.dtype if sums else "f32", end.reduction, end.partial))
+            self._forms[key] = _Form(Pair(*ends), self._wires[stretch], dims)
+        return self._forms[key]
 
     def _rename_axes(self, source: Layout, target: Layout) -> tuple[Layout, Layout]:
         """Both layouts with their axes in the order in which they occur, where axes are alike: moves along x cost what
@@ -146,59 +155,95 @@ class MovePrices:
         return rename(source), rename(target)
 
 
-def _shrink_digits(refinement: Refinement, devices: int) -> tuple[RefinedDigit, ...]:
-    """The digits of the smallest arrays of the same form. What stays local is cut into as many parts as there are
-    devices, at most; dims that nothing splits are cut only if no digit before them suffices."""
-    digits: list[RefinedDigit] = []
-    # What is left of a digit: where it stands decides whether blocks lie in order.
-    rest = next(number for number in (2, 3, 5, 7, 11, 13) if devices % number)
-    split = {digit.dim for digit in refinement.digits if digit.src is not None or digit.dst is not None}
-    number, last, enough = -1, -1, False
-    for dim, radix, src, dst in refinement.digits:
-        if src is None and dst is None:
-            cut = 1 if enough and dim not in split else math.gcd(radix, devices)
-            enough = enough or cut == devices
-            radix = cut if radix == cut else cut * rest
-        if radix > 1:
-            number += dim != last
-            last = dim
-            digits.append(RefinedDigit(number, radix, src, dst))
-    return tuple(digits)
+class _FormDim(NamedTuple):
+    """A dim of a form: its refined digits, as (radix, source's stride, target's stride), 0 for local, and the radices
+    that they have in an array."""
+
+    digits: tuple[tuple[int, int, int], ...]
+    sizes: tuple[int, ...]
 
 
-def _list_dims(digits: Sequence[RefinedDigit], mesh: Mesh) -> list[tuple[Dim, ...]]:
-    """The dims of source and target that have these digits."""
-    ends: list[tuple[Dim, ...]] = []
-    for end in ("src", "dst"):
-        dims: list[list[Digit]] = [[] for _ in range(digits[-1].dim + 1 if digits else 0)]
-        for digit in digits:
-            stride = getattr(digit, end)
-            axes = [] if stride is None else mesh.sub_axes(stride, digit.radix)
-            dims[digit.dim] += [Digit(axis.size, axis) for axis in axes] or [Digit(digit.radix, None)]
-        ends.append(tuple(Dim(tuple(each), math.prod(digit.radix for digit in each)) for each in dims))
-    return ends
+def _list_form_dims(refinement: Refinement, devices: int) -> list[_FormDim]:
+    """The dims that are split before or after, in an order of their own, each with as much local as can be cut at all,
+    after the dim that stays local and can be cut most."""
+    # More than all cuts of all devices, so that the end of the last part that is cut off is inside the digit.
+    room = devices * next(prime for prime in (3, 2, 5, 7, 11, 13, 17) if devices % prime)
+    split: list[_FormDim] = []
+    spare = (0, _FormDim((), ()))
+    for _, group in groupby(refinement.digits, key=lambda digit: digit.dim):
+        digits = [digit for digit in group if digit.radix > 1]
+        sizes = tuple(digit.radix for digit in digits)
+        marked = tuple(
+            (room if digit.src is digit.dst is None else digit.radix, digit.src or 0, digit.dst or 0)
+            for digit in digits
+        )
+        if any(src or dst for _, src, dst in marked):
+            split.append(_FormDim(marked, sizes))
+        elif digits:
+            spare = max(spare, (math.gcd(sizes[0], devices), _FormDim(marked, sizes)), key=lambda each: each[0])
+    return [*([spare[1]] if spare[0] else []), *split]
+
+
+def _lay_dim(mesh: Mesh, digits: Sequence[tuple[int, int, int]], end: int) -> Dim:
+    """The dim that has these digits before, or after."""
+    laid: list[Digit] = []
+    for radix, *strides in digits:
+        axes = mesh.sub_axes(strides[end], radix) if strides[end] else ()
+        laid += [Digit(axis.size, axis) for axis in axes] or [Digit(radix, None)]
+    return Dim(tuple(laid), math.prod(radix for radix, _, _ in digits))
 
 
 class _Form:
     """The moves of one form: the routes that are fastest at some size for which the wires are."""
 
-    def __init__(self, pair: Pair, wires: Wires) -> None:
+    def __init__(self, pair: Pair, wires: Wires, dims: Sequence[_FormDim]) -> None:
         check_start(pair)
         self._pair = pair
         self._bytes = math.prod(pair.source.shape) * dtypes.bits(pair.source.dtype) // 8
         known: cost.Known = {}
         self._routes, _ = find_fastest(pair, list_routes(pair, wires), wires)
         self._times = [cost.list_times(route, pair.source, wires, known) for route in self._routes]
+        # Into how many parts each route cuts each digit on its way.
+        self._cuts: list[list[tuple[int, ...]]] = []
+        for route in self._routes:
+            layouts = [pair.source, *(step.result for step in route)]
+            cuts = ([_list_cuts(layout.dims[at], dim) for layout in layouts] for at, dim in enumerate(dims))
+            self._cuts.append([tuple(math.lcm(*each) for each in zip(*every, strict=True)) for every in cuts])
         self._chosen: dict[tuple[int, ...], Plan] = {}
 
-    def price(self, nbytes: int) -> MovePrice:
-        """The price of the move of an array of so many bytes."""
+    def price(self, dims: Sequence[_FormDim], nbytes: int) -> tuple[float, int] | None:
+        """Seconds and received bytes of an array of so many bytes; None if the fastest routes cut what it has not."""
         scale = nbytes / self._bytes
         seconds = [sum(time.at(scale) for time in times) for times in self._times]
         least = min(seconds)
-        fastest = tuple(at for at, time in enumerate(seconds) if cost.is_as_fast(time, least))
+        fastest = tuple(
+            at
+            for at, time in enumerate(seconds)
+            if cost.is_as_fast(time, least)
+            and all(
+                size % cut == 0
+                for dim, cuts in zip(dims, self._cuts[at], strict=True)
+                for size, cut in zip(dim.sizes, cuts, strict=True)
+            )
+        )
+        if not fastest:
+            return None
         if fastest not in self._chosen:
-            source, target = self._pair.source, self._pair.target
-            self._chosen[fastest] = choose_plan([chain(source, target, self._routes[at]) for at in fastest], 0.0)
-        plan = self._chosen[fastest]
-        return MovePrice(least, plan.received_bytes * nbytes // self._bytes, plan.peak_bytes * nbytes // self._bytes)
+            ends = self._pair.source, self._pair.target
+            self._chosen[fastest] = choose_plan([chain(*ends, self._routes[at]) for at in fastest], 0.0)
+        return least, self._chosen[fastest].received_bytes * nbytes // self._bytes
+
+
+def _list_cuts(laid: Dim, dim: _FormDim) -> list[int]:
+    """Into how many parts a dim on the way cuts each digit of a form; those that are held before or after are as large
+    in every array, and count as whole."""
+    ends = [1]
+    for radix, _ in reversed(laid.digits):
+        ends.append(ends[-1] * radix)
+    cuts: list[int] = []
+    low = 1
+    for radix, src, dst in reversed(dim.digits):
+        high = low * radix
+        cuts.append(1 if src or dst else math.lcm(*(high // end for end in ends if low < end < high)))
+        low = high
+    return cuts[::-1]
