@@ -62,6 +62,8 @@ def fix_layout(tile: Array, order: Sequence[int] | None = None) -> Array:
     An unfilled array has no layout of its own: XLA takes that of a part written to it, and copies all of it at the end.
     """
     rows = Layout(tuple(range(tile.ndim) if order is None else order))
+    if jnp.iscomplexobj(tile):  # A TPU has none: XLA makes pairs of them, but not of a constraint.
+        return tile
     return lax.platform_dependent(tile, tpu=lambda tile: with_layout_constraint(tile, rows), default=lambda tile: tile)
 
 
