@@ -10,7 +10,8 @@
 So XLA's partitioner decides nothing. A copy of a value in another layout is made once, where the value itself is
 defined, right before its first reader: a reader inside a branch uses what was made outside. A copy *anew* is for one
 reader alone: a barrier ties it to another operand of the reader, without which XLA would merge it with equal ones, or
-make it long before.
+make it long before. What a loop makes in each trip of what it does not change is tied to what it does change: XLA would
+make it once, before the loop, and hold it throughout.
 """
 
 from __future__ import annotations
@@ -111,9 +112,13 @@ def emit_step(step: TracedStep, layouts: StepLayouts, prices: MovePrices) -> Mod
 
 @dataclass(eq=False)
 class _Scope:
-    """A block that is being filled: at its end, or before the operation whose regions are being filled."""
+    """A block that is being filled: at its end, or before the operation whose regions are being filled.
+
+    Inside a loop, `varying` is a tile that is another one in each trip.
+    """
 
     block: Block
+    varying: Value | None = None
     inside: Operation | None = None
     latest: Value | None = None
     sources: dict[tuple[Value, Layout], Value] = field(default_factory=dict[tuple[Value, Layout], Value])
@@ -124,11 +129,13 @@ class _Scope:
 
 @dataclass(eq=False)
 class _Written:
-    """A value of the step as emitted: its tile in the layout in which it was written, and kept tiles in others."""
+    """A value of the step as emitted: its tile in the layout in which it was written, and kept tiles in others; `same`
+    if it is the same in each trip of the loop that it is made in."""
 
     tile: Value
     layout: Layout
     scope: _Scope
+    same: bool = False
     copies: dict[Layout, Value] = field(default_factory=dict[Layout, Value])
 
 
@@ -141,12 +148,14 @@ class _Emitter:
     sources: frozenset[Operation]
     written: dict[Value, _Written] = field(default_factory=dict[Value, _Written])
 
-    def write(self, values: Any, tiles: Any, layouts: Sequence[Layout], scope: _Scope) -> None:
-        """Notes what values of the step became."""
-        for value, tile, layout in zip(values, tiles, layouts, strict=True):
+    def write(
+        self, values: Any, tiles: Any, layouts: Sequence[Layout], scope: _Scope, same: Sequence[bool] | None = None
+    ) -> None:
+        """Notes what values of the step became, and which are the same in each trip."""
+        for value, tile, layout, alike in zip(values, tiles, layouts, same or [False] * len(layouts), strict=True):
             if tile.type != _tile_type(value.type, layout):
                 raise ProgramError(f"the tile of a value in {layout} is {tile.type}, not of shape {layout.tile_shape}")
-            self.written[value] = _Written(tile, layout, scope)
+            self.written[value] = _Written(tile, layout, scope, alike)
             scope.latest = tile
 
     def emit_block(self, block: Block, scope: _Scope, returned: Sequence[Layout], name: str) -> None:
@@ -183,11 +192,16 @@ class _Emitter:
                 # What a loop carries has one layout; its condition returns a scalar. Branches have no arguments.
                 inside = layouts.results if len(block.arguments) else ()
                 arguments = [_tile_type(each.type, one) for each, one in zip(block.arguments, inside, strict=True)]
-                inner = _Scope(made.regions[number].blocks.append(*arguments))
-                self.write(block.arguments, inner.block.arguments, inside, inner)
+                inner = _Scope(made.regions[number].blocks.append(*arguments), scope.varying)
+                ends = list(list(block.operations)[-1].operands)
+                same = [returned == each for returned, each in zip(ends, block.arguments, strict=False)]
+                if op.name == _WHILE and number == 1:
+                    changed = [tile for tile, alike in zip(inner.block.arguments, same, strict=True) if not alike]
+                    inner.varying = changed[0] if changed else None
+                self.write(block.arguments, inner.block.arguments, inside, inner, same if number else None)
                 # The condition of a loop alone returns something else than what the operation does.
                 scalar = op.name == _WHILE and number == 0
-                returned = [self.whole(list(block.operations)[-1].operands[0])] if scalar else layouts.results
+                returned = [self.whole(ends[0])] if scalar else layouts.results
                 self.emit_block(block, inner, returned, "stablehlo.return")
             scope.inside = outer
             values: Sequence[Value] = list(made.results)
@@ -204,7 +218,9 @@ class _Emitter:
                     if op.name == MANUAL
                     else localize_op(op, tiles, layouts.operands, layouts.results, self.prices.mesh)
                 )
-        self.write(op.results, values, layouts.results, scope)
+        made_of = [each for each in op.operands if each in self.written]
+        same = scope.varying is not None and op.name not in _BRANCHES and all(self.written[v].same for v in made_of)
+        self.write(op.results, values, layouts.results, scope, [same] * len(layouts.results))
 
     def read_operands(self, op: Operation, layouts: OpLayouts, scope: _Scope) -> list[Value]:
         """The tiles of an operation's operands in the layouts in which it reads them."""
@@ -231,16 +247,25 @@ class _Emitter:
                 # Where the value is made, for those who read it elsewhere, too: outside of the branch that reads first.
                 if layout not in known.copies:
                     with known.scope.insert():
-                        known.copies[layout] = self.move(known.tile, known.layout, layout)
+                        tile = known.tile
+                        if known.same and known.scope.varying is not None:
+                            tile = _tie_tiles(tile, known.scope.varying)[0]
+                        known.copies[layout] = self.move(tile, known.layout, layout)
                 tiles[at] = known.copies[layout]
             else:
                 # The barrier's other operand is what the reader needs anyway, else what was made last.
-                own = [other for other, tile in tiles.items() if tile != known.tile and operands[other] in self.written]
-                tie = tiles[own[0]] if own else scope.latest
+                own = [
+                    other
+                    for other, tile in tiles.items()
+                    if tile != known.tile
+                    and operands[other] in self.written
+                    and not (known.same and self.written[operands[other]].same)
+                ]
+                tie = tiles[own[0]] if own else scope.varying if known.same else scope.latest
                 tile = known.tile
                 with scope.insert():
                     if tie is not None and tie != tile:
-                        tied = ir.Operation.create(_BARRIER, [tile.type, tie.type], [tile, tie]).results
+                        tied = _tie_tiles(tile, tie)
                         tile = tied[0]
                         if own:
                             tiles[own[0]] = tied[1]
@@ -339,6 +364,11 @@ def _inline_manual(op: Operation, tiles: Sequence[Value]) -> list[Value]:
     values = paste_operations(block, tiles)
     copy.erase()
     return values
+
+
+def _tie_tiles(tile: Value, other: Value) -> Sequence[Value]:
+    """Both tiles, neither of which is used before both are there."""
+    return ir.Operation.create(_BARRIER, [tile.type, other.type], [tile, other]).results
 
 
 def _tile_type(kind: Any, layout: Layout) -> Any:
