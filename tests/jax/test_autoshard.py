@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -144,3 +145,19 @@ def test_wrong_steps_and_meshes_are_refused(mesh):
         reshard.jax.autoshard("update", mesh, *list_shapes())
     with pytest.raises(MeshError, match=r"give a jax.sharding.Mesh"):
         reshard.jax.autoshard(update, "x=4", *list_shapes())
+
+
+def test_functions_of_python_are_called_from_tiles(mesh):
+    heard: list[float] = []
+
+    def step(x):
+        jax.debug.callback(lambda total: heard.append(float(total)), x.sum())
+        return x + jax.pure_callback(lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    x = np.arange(128, dtype=np.float32).reshape(16, 8)
+    choice = reshard.jax.autoshard(step, mesh, x, network=NETWORK, compare="none", fixed={"x": P("x", "y")})
+    np.testing.assert_array_equal(choice.jit()(x), 3 * x)
+    jax.effects_barrier()
+    assert set(heard) == {x.sum()}
+    with pytest.raises(ProgramError, match="ordered=False"):
+        reshard.jax.autoshard(lambda x: io_callback(heard.append, None, x[0, 0], ordered=True), mesh, x)

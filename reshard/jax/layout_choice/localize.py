@@ -44,6 +44,9 @@ def localize_op(
         copy.operands[at] = operand
     for result, layout in zip(copy.results, result_layouts, strict=True):
         result.set_type(_type_tile(result, layout))
+    # A function of Python is called on the first device alone otherwise, where the others would wait for its result.
+    if "sdy.sharding" in copy.attributes:
+        del copy.attributes["sdy.sharding"]
     _sink_constants(copy)
     adjust = _ADJUST.get(op.name)
     mask = None

@@ -59,7 +59,8 @@ class TracedStep:
 
     The trees are None for a program from a file. `donated` has the numbers of the arguments that are donated. `carried`
     says of which argument a result is the next value, as a step is called in a loop: outputs whose tree, shapes and
-    dtypes equal those of an argument. `platform` is where it runs.
+    dtypes equal those of an argument. `platform` is where it runs. `callbacks` are the functions of Python that it
+    calls, by the numbers that the module has for them.
     """
 
     module: Module
@@ -72,6 +73,7 @@ class TracedStep:
     donated: frozenset[int]
     carried: Mapping[int, int]
     platform: str
+    callbacks: tuple[Any, ...] = ()
 
 
 def trace_step(
@@ -126,6 +128,8 @@ def trace_step(
         out_tree=jax.tree.structure(traced.out_info),
         donated=frozenset(at for at, value in enumerate(arguments) if value.position in positions),
         carried=_match_states(shapes, traced.out_info),
+        # Nothing else has them, and a program that calls one which is gone ends the process.
+        callbacks=tuple(getattr(lowered, "_lowering").compile_args["host_callbacks"]),  # noqa: B009
     )
 
 
@@ -163,6 +167,11 @@ def _read_module(module: Module, platform: str) -> TracedStep:
     with module.context, ir.Location.unknown():
         spell_out(module)
         main = _inline_all(module)
+        if any("token" in f"{argument.type}" for argument in main.regions[0].blocks[0].arguments):
+            raise ProgramError(
+                "the step has effects in a fixed order, such as io_callback(..., ordered=True), which devices would "
+                "have to agree on; let them come in any order (ordered=False), or take them out"
+            )
         _separate_transforms(main)
         run_passes(module, "func.func(cse),symbol-dce")
         block = main.regions[0].blocks[0]

@@ -23,6 +23,7 @@ from jax.interpreters import mlir as _mlir
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from reshard.errors import ProgramError
 from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_spec
 from reshard.jax.stablehlo_pass.shardy import SHARDING, read_meshes, value_sharding
 from reshard.lower.to_stablehlo import Module, Operation, ir, paste_operations
@@ -30,14 +31,16 @@ from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.types import dtypes
 
 mlir: Any = _mlir
+_CALLBACK = "xla_ffi_python_"
 
 
 @dataclass(frozen=True, eq=False)
 class _EmittedStep:
-    """An emitted module as text, by which JAX knows its primitive, and the arrays that it returns."""
+    """An emitted module as text, by which JAX knows its primitive, the arrays that it returns, and what it calls."""
 
     text: str
     results: tuple[ShapedArray, ...]
+    callbacks: tuple[Any, ...]
 
 
 def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
@@ -58,7 +61,12 @@ def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
         for each, value in itertools.zip_longest(given, step.results)
     ]
     avals = tuple(ShapedArray(each.shape, numpy_dtype(dtypes.canonical(each.dtype))) for each in step.results)
-    emitted = _EmittedStep(module.operation.get_asm(enable_debug_info=True), avals)
+    emitted = _EmittedStep(module.operation.get_asm(enable_debug_info=True), avals, step.callbacks)
+    if _CALLBACK in emitted.text and not step.callbacks:
+        raise ProgramError(
+            "the program of a file calls functions of Python (jax.debug.print, jax.pure_callback, io_callback), which "
+            "no file has: trace the function itself, or write a program without them"
+        )
 
     def run_step(*arguments: Any) -> Any:
         flat = [
@@ -92,6 +100,9 @@ def _place_value(mesh: JaxMesh, spec: PartitionSpec | None, value: StepValue) ->
 def _lower_emitted(ctx: Any, *operands: Any, emitted: _EmittedStep) -> Sequence[Any]:
     """Pastes the operations of an emitted module, whose meshes may have other symbols here."""
     module = ctx.module_context.module
+    # They are called by their numbers, which are those of the step: nothing else is in this program.
+    for callback in emitted.callbacks:
+        ctx.module_context.add_host_callback(callback)
     pasted = ir.Module.parse(emitted.text, module.context)
     known = {name: mesh for name, mesh in read_meshes(module).items()}
     names = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
