@@ -3,7 +3,7 @@
     received_bytes   what a device receives, by the collectives of the optimized module
     move_seconds     these one after another, by the model that plans are timed by
     flops            products and convolutions on one device, loops as often as they run
-    touched_bytes    what a device reads and writes in memory, by the compiler's own account
+    touched_bytes    what the kernels on one device read and write in memory, loops as often as they run
     peak_bytes       what a device holds at most, by the compiler's own account
 
 A program is not run for that, so that its devices need not exist here.
@@ -61,9 +61,7 @@ def measure_executable(executable: Any, mesh: Mesh, links: Links) -> ExecutableF
         # XLA:CPU leaves the temporaries out of its peak.
         peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
         peak -= memory.alias_size_in_bytes
-    costs = executable.cost_analysis()
-    touched = float((costs[0] if isinstance(costs, list) else costs).get("bytes accessed", 0.0))
-    flops = count_flops(module, module.entry)
+    flops, touched = count_work(module, module.entry)
     return ExecutableFigures(
         traffic.received_bytes, traffic.launches, seconds, flops, touched, int(peak), traffic.exact
     )
@@ -107,33 +105,71 @@ def _find_factors(pairs: list[tuple[int, int]], mesh: Mesh) -> list[tuple[int, i
     return factors
 
 
-def count_flops(module: Module, inside: Computation) -> float:
-    """Operations of the products and convolutions that a run of a computation executes: an addition and a
-    multiplication for each. A loop counts as often as it runs, of a conditional the branch with most.
+def count_work(module: Module, inside: Computation) -> tuple[float, float]:
+    """What a run of a computation takes of a device: operations of products and convolutions, an addition and a
+    multiplication each, and bytes that its kernels read and write. A loop counts as often as it runs, of a conditional
+    the branch with most.
 
-    >>> count_flops(module := hlo.parse('''HloModule m
+    >>> count_work(module := hlo.parse('''HloModule m
     ...
     ... ENTRY %main {
     ...   %a = f32[8,16]{1,0} parameter(0)
     ...   %b = f32[16,4]{1,0} parameter(1)
     ...   ROOT %d = f32[8,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
     ... }'''), module.entry)
-    1024.0
+    (1024.0, 896.0)
     """
-    total = 0.0
+    flops = touched = 0.0
     for one in inside.instructions:
-        if one.opcode in ("dot", "convolution"):
-            total += _count_product(inside, one)
-        elif one.opcode == "while":
+        called = [count_work(module, module.computation(name)) for name in one.called] if one.opcode in _CALLING else []
+        if one.opcode == "while":
             trips = hlo.trip_count(module, inside, one)
-            body = module.computation(one.attributes.get("body", "").lstrip("%"))
-            total += (1 if trips is None else trips) * count_flops(module, body)
+            # The condition is called besides, and computes next to nothing.
+            called = [((trips or 1) * each[0], (trips or 1) * each[1]) for each in called]
         elif one.opcode == "conditional":
-            total += max((count_flops(module, module.computation(name)) for name in one.called), default=0.0)
-        # What starts also ends: the `-done` of an asynchronous call repeats what it calls.
-        elif one.opcode in ("fusion", "call", "async-start"):
-            total += sum(count_flops(module, module.computation(name)) for name in one.called)
-    return total
+            called = [max(called, default=(0.0, 0.0))]
+        flops += sum(each[0] for each in called)
+        if one.opcode == "fusion":
+            touched += _count_fused_bytes(module.computation(one.called[0]))
+        elif one.opcode in _CALLING:
+            touched += sum(each[1] for each in called)
+        elif one.opcode not in _FREE and not one.opcode.endswith(("-start", "-done")):
+            # Of a large operand a slice is read, and an update is written in place.
+            sizes = [sum(array.nbytes for array in inside.by_name[name].arrays) for name in one.operands]
+            made = sum(array.nbytes for array in one.arrays)
+            match one.opcode:
+                case "dynamic-slice" | "slice" | "gather":
+                    touched += 2 * made
+                case "dynamic-update-slice" | "scatter":
+                    touched += 2 * sum(sizes[1:])
+                case _:
+                    touched += made + sum(sizes)
+        if one.opcode in ("dot", "convolution"):
+            flops += _count_product(inside, one)
+    return flops, touched
+
+
+_CALLING = ("while", "conditional", "call", "async-start", "fusion")
+_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
+
+
+def _count_fused_bytes(fused: Computation) -> float:
+    """What a fusion reads of its operands and writes of its results: of those that it only slices the slices, and of
+    those that it updates in place the updates."""
+    touched = 0.0
+    for one in fused.instructions:
+        if one.opcode == "dynamic-update-slice":
+            touched += 2 * sum(array.nbytes for array in fused.by_name[one.operands[1]].arrays)
+        if one.opcode != "parameter":
+            continue
+        users = fused.users.get(one.name, ())
+        if users and all(user.opcode in ("dynamic-slice", "slice", "gather") for user in users):
+            touched += sum(array.nbytes for user in users for array in user.arrays)
+        elif not all(user.opcode == "dynamic-update-slice" and user.operands[0] == one.name for user in users):
+            touched += sum(array.nbytes for array in one.arrays)
+    root = fused.root
+    ends = [] if root is None else [fused.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    return touched + sum(a.nbytes for end in ends if end.opcode != "dynamic-update-slice" for a in end.arrays)
 
 
 def _count_product(inside: Computation, one: Instruction) -> float:
