@@ -18,6 +18,7 @@ from typing import Any
 from jax.extend.mlir.dialects import sdy as _sdy
 from jax.sharding import PartitionSpec
 
+from reshard.errors import ProgramError
 from reshard.jax.layout_choice.clusters import Cluster, find_accumulators, find_clusters
 from reshard.jax.layout_choice.liveness import find_stored, list_needs
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, is_zero
@@ -25,6 +26,7 @@ from reshard.jax.layout_choice.op_work import count_flops, count_read_bytes
 from reshard.jax.layout_choice.step_flow import Branches, FlowOp, Loop, StepFlow, read_flow
 from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
 from reshard.jax.layout_choice.trace_step import TracedStep, read_spec
+from reshard.jax.stablehlo_pass.shardy import read_meshes
 from reshard.jax.stablehlo_pass.user_shardings import read_frames
 from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, Tensor, access_layout
 from reshard.types import dtypes
@@ -136,7 +138,7 @@ class _GraphBuilder:
         fixed_arguments: dict[int, PartitionSpec],
         fixed_results: dict[int, PartitionSpec],
     ) -> None:
-        self.step, self.mesh = step, mesh
+        self.step, self.mesh, self.meshes = step, mesh, read_meshes(step.module)
         self.fixed_arguments, self.fixed_results = fixed_arguments, fixed_results
         self.flow = flow = read_flow(step)
         self.free = self._find_free(rules)
@@ -354,6 +356,13 @@ class _GraphBuilder:
         for name, values, side in sides:
             shardings = sdy.TensorShardingPerValueAttr(attributes[name]).shardings
             for place, (value, sharding) in enumerate(zip(values, shardings, strict=True)):
+                symbol = f"{sdy.TensorShardingAttr(sharding).mesh_or_ref}".lstrip("@")
+                theirs = self.meshes.get(symbol)
+                if theirs is None or [*theirs.axes.items()] != [*self.mesh.axes.items()]:
+                    raise ProgramError(
+                        f"a shard_map of the step is on the mesh {theirs or 'of one device'}, and shardings are chosen "
+                        f"on {self.mesh}; use one mesh for both"
+                    )
                 spec = read_spec(sharding) or PartitionSpec()
                 dims: list[tuple[int, ...]] = []
                 for at, size in enumerate(self.flow.values[value].shape):

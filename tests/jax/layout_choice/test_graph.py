@@ -15,8 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
+from reshard.errors import ProgramError
 from reshard.jax.layout_choice.graph import StepGraph, build_graph
 from reshard.jax.layout_choice.op_rules import read_op_rules
 from reshard.jax.layout_choice.trace_step import TracedStep, trace_step
@@ -158,3 +160,11 @@ def test_trips_multiply_and_unknown_ones_are_named():
     graph = build_graph(step, read_op_rules(step), MESH)
     assert sorted(node.times for node in graph.problem.nodes if node.name.startswith("dot_general")) == [1, 12]
     assert len(graph.unknown_trips) == 1
+
+
+def test_a_shard_map_on_another_mesh_is_refused():
+    other = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    double = jax.shard_map(lambda tile: 2 * tile, mesh=other, in_specs=P("x"), out_specs=P("x"))
+    step = trace_step(lambda x: double(x) + 1, [jax.ShapeDtypeStruct((8, 8), "float32")])
+    with pytest.raises(ProgramError, match=r"<x=2, y=4>.*<x=4, y=2>; use one mesh"):
+        build_graph(step, read_op_rules(step), Mesh(x=4, y=2))
