@@ -65,7 +65,7 @@ class LabelBounds:
         self._shared: list[_Shared] = []
         self._scale = scale
         self._edge_of = [self._add_flow(flow) for flow in tables.flows]
-        self._byte_prices: dict[int, float] = {}
+        self.byte_prices: dict[int, float] = {}
         self._touching: list[list[tuple[int, int]]] = [[] for _ in tables.groups]
         for number, edge in enumerate(self._edges):
             for end in (0, 1):
@@ -79,8 +79,9 @@ class LabelBounds:
         every = np.unique(np.concatenate([reader.layouts for reader in distinct])) if distinct else np.zeros(0, int)
         times = self._scale * flow.times * len(flow.tensors)
         # Pairs that no reader has in common with its writer, as most of a node with itself, are never asked for.
-        prices = [self.tables.seconds.get((a, b), 0.0) for a in sources.tolist() for b in every.tolist()]
-        whole = np.minimum(np.array(prices) * times, FORBIDDEN).reshape(len(sources), len(every))
+        prices = np.array([self.tables.seconds.get((a, b), 0.0) for a in sources.tolist() for b in every.tolist()])
+        whole = np.where(np.isinf(prices), FORBIDDEN, np.minimum(prices, 1e300) * times)
+        whole = whole.reshape(len(sources), len(every))
         readers = sum((np.isin(every, reader.layouts).astype(int) for reader in distinct), np.zeros(len(every), int))
         edge_of: dict[tuple[int, bytes], int] = {}
         shared = _Shared([], [], [], np.maximum(readers, 1))
@@ -153,11 +154,12 @@ class LabelBounds:
 
     def price_bytes(self, prices: Mapping[int, float]) -> None:
         """Sets what a byte costs at each position; others are free. Costs that were handed on stay where they are."""
-        for position in {*prices, *self._byte_prices}:
-            change = prices.get(position, 0.0) - self._byte_prices.get(position, 0.0)
+        # Differences alone: all passes so far stay valid, as costs moved between groups and pairs, not away.
+        for position in {*prices, *self.byte_prices}:
+            change = prices.get(position, 0.0) - self.byte_prices.get(position, 0.0)
             if change:
                 self._weigh_position(position, change)
-        self._byte_prices = dict(prices)
+        self.byte_prices = dict(prices)
 
     def _weigh_position(self, position: int, price: float) -> None:
         tile_bytes = self.tables.tile_bytes

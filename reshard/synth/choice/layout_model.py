@@ -67,8 +67,8 @@ class _Reads:
 class LayoutModel:
     """The program of a problem, with rows for the memory at some positions, each with a margin that it leaves free.
 
-    It minimizes seconds, times `scale`, within the budget, or without one the bytes of the rows, in units of `unit`
-    bytes.
+    It minimizes seconds, times `scale`. Where `overshoot` is given, a choice may exceed the budget, and pays that for
+    each `unit` of bytes; with a scale and a budget of 0 it holds as few bytes as can be.
     """
 
     def __init__(
@@ -76,15 +76,13 @@ class LayoutModel:
         problem: Problem,
         tables: ChoiceTables,
         rows: Mapping[MemoryRow, float],
-        budget: int | None,
+        budget: int,
         scale: float,
         unit: int = 1,
+        overshoot: float | None = None,
     ) -> None:
-        self.problem, self.tables = problem, tables
+        self.problem, self.tables, self.scale = problem, tables, scale
         self.program = LinearProgram()
-        # Seconds and bytes are never weighed against each other: one is minimized, the other bounded or free.
-        self.least_memory = budget is None and bool(rows)
-        self.scale = 0.0 if self.least_memory else scale
         self._grids: dict[object, np.ndarray] = {}
         self._reads: dict[int, _Reads] = {}
         self._anew: dict[ReadKey, int] = {}
@@ -104,14 +102,14 @@ class LayoutModel:
                 self._price_pairs(flow, pairs)
                 # The only copy of a tensor that is read once is made for that read, or at birth.
                 self._reads[number] = _Reads(pairs, [{} for _ in pairs], pairs, pairs[0] if pairs else {})
-        peak = self.program.add_column(1.0, np.inf) if self.least_memory else None
+        beyond = None if overshoot is None else self.program.add_column(overshoot, np.inf)
+        self.row_numbers: list[int] = []
         for row, margin in rows.items():
-            weights = self._weigh_row(row)
             # Bytes as they are, up to 1e11, would drown the solver's tolerances of 1e-6.
-            scaled = {column: weight / unit for column, weight in weights.items()}
-            if peak is not None:
-                scaled[peak] = -1.0
-            self.program.add_row(scaled, -np.inf, 0.0 if budget is None else (budget - margin) / unit)
+            weights = {column: weight / unit for column, weight in self._weigh_row(row).items()}
+            if beyond is not None:
+                weights[beyond] = -1.0
+            self.row_numbers.append(self.program.add_row(weights, -np.inf, (budget - margin) / unit))
 
     def read_splits(self, values: np.ndarray) -> tuple[tuple[Split, ...], frozenset[tuple[int, int]]]:
         """The split of each node, and the reads that make their own copies."""

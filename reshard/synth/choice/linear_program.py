@@ -47,13 +47,14 @@ class LinearProgram:
         self._whole.append(int(whole))
         return len(self.costs) - 1
 
-    def add_row(self, weights: Mapping[int, float], low: float = -np.inf, high: float = np.inf) -> None:
-        """A sum of variables with coefficients, which must lie between `low` and `high`."""
+    def add_row(self, weights: Mapping[int, float], low: float = -np.inf, high: float = np.inf) -> int:
+        """A sum of variables with coefficients, which must lie between `low` and `high`; its number."""
         self._row_numbers.extend([len(self._low)] * len(weights))
         self._columns.extend(weights.keys())
         self._values.extend(weights.values())
         self._low.append(low)
         self._high.append(high)
+        return len(self._low) - 1
 
     def solve(self, gap: float, time_limit: float) -> Solution:
         """The least cost within a relative `gap`, or the least that is found in so many seconds."""

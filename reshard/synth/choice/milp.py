@@ -34,8 +34,17 @@ from reshard.types.units import bytes_text
 ROWS_AT_ONCE = 8
 """So many positions are added after a solution that exceeds the budget, the worst ones."""
 
-WIDTHS = (0.002, 0.02, 0.1, 0.4, 1.5, np.inf)
+WIDTHS = (0.002, 0.005, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)
 """By which part of the bound splits may exceed it to be among those of the program, at first and then."""
+
+PROVED_SPLITS = 100
+"""With more splits than these, the smallest budget is the least that was found among the good ones."""
+
+PRICED_SPLITS = 500
+"""Bytes are priced among so many splits at first."""
+
+PRICINGS = 10
+"""Bytes are priced so many times before whole choices are looked for."""
 
 
 def choose_splits(
@@ -45,7 +54,7 @@ def choose_splits(
     budget: int | None = None,
     extra_bytes: int = 0,
     time_limit: float = 60.0,
-    gap: float = 1e-3,
+    gap: float = 1e-2,
 ) -> Assignment:
     """The assignment that takes the fewest seconds, within a relative `gap`, and holds at most `budget` bytes.
 
@@ -54,68 +63,138 @@ def choose_splits(
     Raises `BudgetError` if no assignment meets the budget, and `PlanError` if none was found in time.
     """
     search = _SplitSearch(problem, prices, speed, gap, time_limit)
+    chosen = search.find_best(None)
     most = None if budget is None else max(0, budget - extra_bytes)
-    chosen = search.find_fastest(most)
-    if chosen is None and search.impossible:
-        smallest = search.find_smallest().peak_bytes + extra_bytes
-        raise BudgetError(
-            f"no choice of layouts keeps to {bytes_text(budget or 0)} on each device; give {bytes_text(smallest)}, the "
-            f"least that any choice holds, or more",
-            smallest,
-        )
-    if chosen is None:
-        raise PlanError("no choice of layouts was found in time: give a longer time_limit or a larger budget")
-    return chosen
+    if most is None or (chosen is not None and chosen.peak_bytes <= most):
+        if chosen is None:
+            raise PlanError("no choice of layouts was found in time: give a longer time_limit")
+        return chosen
+    if chosen is not None:
+        search.add_rows(chosen, most)
+    found = search.find_best(most)
+    if found is not None:
+        return found
+    # Neither found nor shown to be impossible in time: the fewest bytes settle which.
+    least = search.find_smallest()
+    if least.peak_bytes <= most:
+        return least
+    smallest = least.peak_bytes + extra_bytes
+    raise BudgetError(
+        f"no choice of layouts keeps to {bytes_text(budget or 0)} on each device; give {bytes_text(smallest)}, the "
+        f"least that any choice holds, or more",
+        smallest,
+    )
 
 
 def smallest_budget(
-    problem: Problem, prices: MovePrices, speed: DeviceSpeed, time_limit: float = 60.0, gap: float = 1e-3
+    problem: Problem, prices: MovePrices, speed: DeviceSpeed, time_limit: float = 60.0, gap: float = 1e-2
 ) -> Assignment:
     """The assignment that holds the fewest bytes at its peak, within a relative `gap`, however long it takes."""
     return _SplitSearch(problem, prices, speed, gap, time_limit).find_smallest()
 
 
 class _SplitSearch:
+    """Looks for choices by bounds and programs; `rows` is where memory has been seen to bind."""
+
     def __init__(self, problem: Problem, prices: MovePrices, speed: DeviceSpeed, gap: float, time_limit: float) -> None:
         self.problem, self.prices, self.speed, self.gap = problem, prices, speed, gap
         self.until = time.monotonic() + time_limit
         self.tables = tabulate_problem(problem, prices, speed)
         self.scale = scale_seconds(self.tables)
         self.rows: dict[MemoryRow, float] = {}
-        self.impossible = False
-        """Whether it was shown that no assignment meets the budget."""
+        # Splits that some relaxation within the budget took a part of: good candidates, whatever the bounds say.
+        self.used = [np.zeros(len(group.splits), bool) for group in self.tables.groups]
 
-    def find_fastest(self, budget: int | None) -> Assignment | None:
+    def find_best(self, budget: int | None) -> Assignment | None:
+        """The fastest choice within a budget, with a bound; None if there is none, or none was found in time."""
         bounds = LabelBounds(self.problem, self.tables, self.scale)
         least = self._raise_bound(bounds)
+        unit = _round_unit(budget or 1)
+        if budget is not None:
+            # Ten times the time of the whole program for all bytes of the budget again: more than memory is worth.
+            least = self._price_memory(bounds, least, budget, self.scale, unit, 10 * max(least, 1.0))
         best: Assignment | None = None
         lower = -np.inf
         for width in WIDTHS:
             # Typical choices cost about a thousand; where the bound is nothing, so is every part of it.
             reach = least + width * max(least, 1.0)
-            kept = [np.flatnonzero(excess <= reach - least + 1e-9) for excess in bounds.excess]
+            kept = [
+                np.flatnonzero((e <= reach - least + 1e-9) | u) for e, u in zip(bounds.excess, self.used, strict=True)
+            ]
             everything = all(len(k) == len(e) for k, e in zip(kept, bounds.excess, strict=True))
-            found, chosen = self._solve(kept, budget)
+            found, chosen = self._solve(kept, budget, unit)
+            # Nothing was left out, so that the program's own bound holds.
             reach = np.inf if everything else reach
-            if found.impossible:
-                self.impossible = everything
-                lower = max(lower, reach)
-            else:
-                lower = max(lower, min(found.bound, reach))
+            lower = max(lower, reach if found.impossible else min(found.bound, reach))
             if chosen is not None and (best is None or chosen.seconds < best.seconds):
                 best = chosen
             bound = max(lower, least) / self.scale
             # Sums of the bound and of the choice differ in the last places.
             if best is not None and best.seconds <= bound * (1 + self.gap) + 1e-12 * best.seconds:
-                return replace(best, bound_seconds=min(bound, best.seconds))
+                break
             if everything or time.monotonic() > self.until:
                 break
-        return None if best is None else replace(best, bound_seconds=min(max(lower, least) / self.scale, best.seconds))
+        if best is None:
+            return None
+        return replace(best, bound_seconds=min(max(lower, least) / self.scale, best.seconds))
+
+    def find_smallest(self) -> Assignment:
+        """The choice that holds the fewest bytes, or the least that was found in time."""
+        self.rows = {}
+        best = self.find_best(None)
+        if best is None:
+            raise PlanError("no choice of layouts was found in time: give a longer time_limit")
+        unit = _round_unit(best.peak_bytes)
+        self.add_rows(best, 0)
+        # Where memory alone counts nearly all splits are as good as others: some of the seconds tell them apart.
+        prices = {next(iter(self.rows)).position: 1.0 / unit}
+        bounds = LabelBounds(self.problem, self.tables, 0.0)
+        for part in (0.3, 0.03):
+            scale = part / best.seconds if best.seconds > 0 else 0.0
+            bounds = LabelBounds(self.problem, self.tables, scale)
+            bounds.price_bytes(prices)
+            self._price_memory(bounds, self._raise_bound(bounds), 0, scale, unit, 1.0)
+            prices = bounds.byte_prices
+        # With the seconds taken out again, what is left bounds the bytes: a weighted mean of peaks is at most the peak.
+        alone = LabelBounds(self.problem, self.tables, 0.0)
+        alone.price_bytes(prices)
+        least = self._raise_bound(alone) * unit / max(1.0, unit * sum(prices.values()))
+        for width in (1e-4, 1e-2, np.inf):
+            kept = [np.flatnonzero((e <= width) | u) for e, u in zip(bounds.excess, self.used, strict=True)]
+            everything = all(len(k) == len(e) for k, e in zip(kept, bounds.excess, strict=True))
+            if width == np.inf and sum(map(len, kept)) > PROVED_SPLITS:
+                break
+            tables = restrict_splits(self.tables, kept)
+            while True:
+                model = LayoutModel(self.problem, tables, self.rows, 0, 0.0, unit, 1.0)
+                found = model.program.solve(self.gap, self._slice())
+                if found.values is None:
+                    break
+                splits, anew = model.read_splits(found.values)
+                chosen = assess_splits(self.problem, splits, anew, self.prices, self.speed)
+                best = chosen if chosen.peak_bytes < best.peak_bytes else best
+                # The bound is one on peaks at some positions, hence on all.
+                lower = found.bound * unit
+                if best.peak_bytes <= lower * (1 + self.gap) + 0.5 or time.monotonic() > self.until:
+                    least = max(least, lower) if everything else least
+                    break
+                self.add_rows(chosen, int(lower))
+            # With splits left out, only the bound without any program says that nothing holds less.
+            if best.peak_bytes <= least * (1 + self.gap) + 0.5 or everything or time.monotonic() > self.until:
+                break
+        return best
+
+    def _slice(self) -> float:
+        """Seconds for one program: a third of what is left, so that others follow it."""
+        left = self.until - time.monotonic()
+        return min(left, max(5.0, left / 3))
 
     def _raise_bound(self, bounds: LabelBounds) -> float:
         """Passes costs on until the bound rises no more; returns what it was before the last pass, which `excess` adds
         to."""
-        before = stalled = 0.0
+        before = -np.inf
+        stalled = 0
+        least = 0.0
         for _ in range(400):
             bounds.pass_costs(backward=False)
             least = bounds.bound()
@@ -124,23 +203,52 @@ class _SplitSearch:
             stalled = stalled + 1 if least < before + 1e-6 * abs(before) else 0
             before = max(before, least)
             if stalled > 12 or time.monotonic() > self.until:
-                return least
+                break
             bounds.share_prices()
-        return bounds.bound()
+        return least
 
-    def _solve(self, kept: Sequence[np.ndarray], budget: int | None) -> tuple[Solution, Assignment | None]:
+    def _price_memory(
+        self, bounds: LabelBounds, least: float, budget: int, scale: float, unit: int, overshoot: float
+    ) -> float:
+        """Prices bytes where they bind, by programs without whole variables; returns the bound that follows."""
+        paid, before = 0.0, -1.0
+        for _ in range(PRICINGS):
+            # So few that the program is solved in a second, those with the least to add.
+            every = np.sort(np.concatenate(bounds.excess))
+            width = min(WIDTHS[0] * max(least - paid, 1e-3), every[min(PRICED_SPLITS, len(every) - 1)]) + 1e-9
+            kept = [np.flatnonzero((e <= width) | u) for e, u in zip(bounds.excess, self.used, strict=True)]
+            tables = restrict_splits(self.tables, kept)
+            model = LayoutModel(self.problem, tables, self.rows, budget, scale, unit, overshoot)
+            found = model.program.relax(self._slice())
+            if found.values is None or found.prices is None:
+                break
+            for mask, numbers, columns in zip(self.used, kept, model.columns, strict=True):
+                mask[numbers] |= found.values[columns] > 1e-6
+            splits, anew = model.read_splits(found.values)
+            chosen = assess_splits(self.problem, splits, anew, self.prices, self.speed)
+            known = len(self.rows)
+            prices: dict[int, float] = {}
+            for row, number in zip(self.rows, model.row_numbers, strict=True):
+                prices[row.position] = prices.get(row.position, 0.0) + float(found.prices[number]) / unit
+            self.add_rows(chosen, budget or int(0.95 * found.bound * unit), tighten=False)
+            bounds.price_bytes({position: price for position, price in prices.items() if price > 0})
+            paid = sum(prices.values()) * budget
+            least = self._raise_bound(bounds)
+            # Splits that come in and change nothing are those that cost as little as others.
+            if len(self.rows) == known and abs(found.bound - before) <= 1e-4 * abs(before):
+                break
+            before = found.bound
+            if time.monotonic() > self.until:
+                break
+        return least - paid
+
+    def _solve(self, kept: Sequence[np.ndarray], budget: int | None, unit: int) -> tuple[Solution, Assignment | None]:
         """The best choice among some splits, with rows for memory added until it keeps to the budget."""
         tables = restrict_splits(self.tables, kept)
         while True:
-            model = LayoutModel(
-                self.problem,
-                tables,
-                self.rows if budget is not None else {},
-                budget,
-                self.scale,
-                _round_unit(budget or 1),
-            )
-            found = model.program.solve(self.gap / 2, self.until - time.monotonic())
+            rows = {} if budget is None else self.rows
+            model = LayoutModel(self.problem, tables, rows, budget or 0, self.scale, unit)
+            found = model.program.solve(self.gap / 5, self._slice())
             if found.values is None:
                 return found, None
             splits, anew = model.read_splits(found.values)
@@ -150,33 +258,9 @@ class _SplitSearch:
                 return found, chosen
             if time.monotonic() > self.until:
                 return found, None
-            self._add_rows(chosen, budget)
+            self.add_rows(chosen, budget)
 
-    def find_smallest(self) -> Assignment:
-        self.rows = {}
-        every = [np.arange(len(group.splits)) for group in self.tables.groups]
-        # The fastest choice is as good a start as any.
-        _, best = self._solve(every, None)
-        chosen, least = best, 0.0
-        while chosen is not None and best is not None:
-            # The bound is one on peaks at some positions, hence on all.
-            if best.peak_bytes <= least * (1 + self.gap) + 0.5 or time.monotonic() > self.until:
-                break
-            self._add_rows(chosen, int(least))
-            unit = _round_unit(best.peak_bytes)
-            model = LayoutModel(self.problem, self.tables, self.rows, None, self.scale, unit)
-            found = model.program.solve(self.gap / 2, self.until - time.monotonic())
-            if found.values is None:
-                break
-            splits, anew = model.read_splits(found.values)
-            chosen = assess_splits(self.problem, splits, anew, self.prices, self.speed)
-            best = chosen if chosen.peak_bytes < best.peak_bytes else best
-            least = max(least, found.bound * unit)
-        if best is None:
-            raise PlanError("no choice of layouts was found in time: give a longer time_limit")
-        return best
-
-    def _add_rows(self, chosen: Assignment, budget: int) -> None:
+    def add_rows(self, chosen: Assignment, budget: int, tighten: bool = True) -> None:
         """Adds rows for the positions where an assignment exceeds a budget most; a row that it should have kept, more
         strictly."""
         moves = list_moves(self.problem, chosen.splits, chosen.anew)
@@ -207,7 +291,10 @@ class _SplitSearch:
         ]
         for total, row in peaks[:ROWS_AT_ONCE]:
             # A row that was there is exceeded by the solver's tolerance alone: twice that is left free then.
-            self.rows[row] = 0.0 if row not in self.rows else self.rows[row] + 2 * (total - budget)
+            if row not in self.rows:
+                self.rows[row] = 0.0
+            elif tighten:
+                self.rows[row] += 2 * (total - budget)
 
 
 def _round_unit(nbytes: int) -> int:
