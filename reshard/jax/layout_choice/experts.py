@@ -39,6 +39,8 @@ P = PartitionSpec
 OWN = "your own"
 """The name of the shardings that a user gave."""
 BATCH, POSITION, FEATURE = "batch", "position", "feature"
+_OF_ACTIVATIONS = {BATCH, POSITION}
+"""Of these dims weights and their gradients have none. A batch of one has positions alone."""
 Marks = tuple[str, ...]
 """What each dim of a value is; empty where it is nothing in particular."""
 _PRODUCTS = ("stablehlo.dot_general", "stablehlo.convolution")
@@ -234,7 +236,7 @@ class _StepRoles:
         # Biases and scales are in no product; unlike what an optimizer keeps, they meet values with examples.
         _, marks = self._spread_marks(dict.fromkeys((BATCH, FEATURE, POSITION), 1))
         for op in step.ops:
-            if any(BATCH in marks.get(operand, ()) for operand in op.operands):
+            if any(not _OF_ACTIVATIONS.isdisjoint(marks.get(operand, ())) for operand in op.operands):
                 met = {self.origins[operand][0] for operand in op.operands if operand in self.origins}
                 self.weights |= met - set(self.batch)
         self.follows: dict[int, int] = {}
@@ -255,13 +257,16 @@ class _StepRoles:
         """
         groups: dict[int, list[StepValue]] = {}
         for at, value in enumerate(self.step.arguments):
-            if at not in states or value.dtype[0] in "iu":
+            if at not in states or value.dtype[0] in "isu":
                 groups.setdefault(value.position, []).append(value)
         sizes: Counter[int] = Counter()
         for members in groups.values():
             first = {value.shape[:1] for value in members}
-            if len(first) == 1 and (size := math.prod(*first)) > 1:
-                sizes[size] += 100 if any(value.dtype[0] in "iu" for value in members) else 1
+            whole_numbers = any(value.dtype[0] in "isu" for value in members)
+            # Of a single example there are tokens at least; scalars and other arrays of one are settings.
+            least = 1 if whole_numbers and len(members[0].shape) > 1 else 2
+            if len(first) == 1 and (size := math.prod(*first)) >= least:
+                sizes[size] += 100 if whole_numbers else 1
         # The last of those that are as many: weights come before the data in most signatures.
         return max(reversed(list(sizes)), key=lambda size: sizes[size], default=0)
 
@@ -321,7 +326,7 @@ class _StepRoles:
         constraints: dict[int, PartitionSpec] = {}
         for at, op in enumerate(step.ops):
             found = marks.get(op.results[0], ()) if op.name in (*_PRODUCTS, _LOOKUP) else ()
-            if BATCH in found:  # The gradient of a weight has none, and follows the weight.
+            if not _OF_ACTIVATIONS.isdisjoint(found):  # The gradient of a weight has none, and follows the weight.
                 # Features and positions are split over the same axes: between a pair of products the features are.
                 at_positions = axes_of[POSITION] if FEATURE not in found else []
                 laid = {**axes_of, POSITION: at_positions, "": []}

@@ -175,3 +175,14 @@ def test_a_server_splits_what_it_answers():
     assert spec_of(step, one, "cache") == P(AXES, None, None)
     assert spec_of(step, one, "tokens") == P(AXES)
     assert spec_of(step, one, "w/table") == P(None, None)
+
+
+def test_a_single_example_is_split_by_features_and_positions():
+    def answer(w, tokens):
+        return jax.nn.gelu(w["table"][tokens] @ w["up"]) @ w["down"]
+
+    weights = {"table": shape(512, WIDTH), "up": WEIGHTS["up"], "down": WEIGHTS["down"]}
+    step, experts = experts_of(answer, weights, shape(1, LENGTH, dtype="int32"))
+    assert spec_of(step, experts["tensor parallel"], "w/down") == P(AXES, None)
+    assert P(None, AXES, None) in experts["sequence parallel"].constraints.values()
+    assert spec_of(step, experts["data parallel"], "tokens") == P(None, None)
