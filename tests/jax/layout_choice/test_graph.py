@@ -113,6 +113,23 @@ def test_layouts_of_operations_need_the_moves_that_the_problem_counts(name: str)
         assert needed == counted, seed
 
 
+def test_what_rules_leave_whole_stays_whole():
+    def turn(x: Any) -> Any:
+        return jnp.flip(jnp.exp(x), 0) * jnp.sort(x, 1) + jnp.roll(x * 2, 3, 1)
+
+    step = trace_step(turn, [floats(16, 16)])
+    rules = read_op_rules(step)
+    graph = build_graph(step, rules, MESH)
+    for seed in range(20):
+        splits = draw_splits(graph, random.Random(seed))
+        layouts = graph.spell_layouts(Assignment(splits, frozenset(), 0, 0, 0, 0, 0))
+        for at, rule in rules.items():
+            each = layouts.operations[at]
+            for layout, dims in zip((*each.operands, *each.results), (*rule.operands, *rule.results), strict=True):
+                for dim, factors in zip(layout.dims, dims, strict=True):
+                    assert rule.splittable & set(factors) or all(digit.axis is None for digit in dim.digits), seed
+
+
 def test_repeated_layers_are_split_alike_and_scalars_take_no_node():
     def deep(ws: list[Any], x: Any) -> Any:
         for w in ws:
