@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -161,3 +162,16 @@ def test_functions_of_python_are_called_from_tiles(mesh):
     assert set(heard) == {x.sum()}
     with pytest.raises(ProgramError, match="ordered=False"):
         reshard.jax.autoshard(lambda x: io_callback(heard.append, None, x[0, 0], ordered=True), mesh, x)
+
+
+def test_functions_with_rules_for_the_partitioner_are_split_as_what_they_do(mesh):
+    @custom_partitioning
+    def soften(x):
+        return jax.nn.softmax(x)
+
+    soften.def_partition(lambda *_: pytest.fail("asked for tiles"), sharding_rule="i j -> i j")
+    placed = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=NamedSharding(mesh, P("x")))
+    choice = reshard.jax.autoshard(lambda x: soften(2 * x), mesh, placed, network=NETWORK, fixed={"x": P("x", "y")})
+    x = fill(placed)
+    np.testing.assert_allclose(choice.jit()(x), jax.nn.softmax(2 * x), rtol=1e-6)
+    assert 0 < choice.received_bytes <= 1024  # All of it are 8192.

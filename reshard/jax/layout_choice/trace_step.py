@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax._src import core, custom_partitioning  # pyright: ignore[reportPrivateUsage]
+from jax._src.interpreters import mlir as _internal_mlir  # pyright: ignore[reportPrivateUsage]
 from jax.extend.mlir.dialects import stablehlo as _stablehlo
 from jax.interpreters.mlir import make_ir_context as _make_ir_context
 from jax.sharding import PartitionSpec
@@ -93,7 +95,11 @@ def trace_step(
     # emits the step says which tile of an argument a result may take.
     traced: Any = jax.jit(f, keep_unused=True).trace(*shapes)
     platform = platform or jax.default_backend()
-    lowered = traced.lower(lowering_platforms=(platform,))
+    # A function with rules of its own for XLA's partitioner (`custom_partitioning`) becomes what it does: asked for its
+    # tiles, it would find no sharding on tiles. jax has this door for its own exports.
+    opened = ((custom_partitioning.custom_partitioning_p, _lower_whole),)
+    private: Any = _internal_mlir.LoweringParameters(override_lowering_rules=opened)
+    lowered = traced.lower(lowering_platforms=(platform,), _private_parameters=private)
     leaves: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(tuple(shapes))[0]
     # A copy, as jax keeps the module for the next who traces the same function.
     text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
@@ -131,6 +137,10 @@ def trace_step(
         # Nothing else has them, and a program that calls one which is gone ends the process.
         callbacks=tuple(getattr(lowered, "_lowering").compile_args["host_callbacks"]),  # noqa: B009
     )
+
+
+def _lower_whole(ctx: Any, *values: Any, call: Any, **_: Any) -> Any:
+    return _internal_mlir.lower_fun(core.jaxpr_as_fun(call), multiple_results=True)(ctx, *values)
 
 
 def read_step(program: str | bytes, *, platform: str | None = None) -> TracedStep:
