@@ -288,7 +288,7 @@ def autoshard_program(
         if not equals:
             raise LayoutError(f"fixed {quoted(text)}: give a path and a spec, params/w1=P('x')")
         specs[path] = PartitionSpec(*parse_spec(spec).dims)
-    step = read_step(program)
+    step = read_step(program, platform=platform)
     # Devices of a topology exist only for the compiler, which is all that figures need.
     devices = devices_for(axes.size, platform, topology)
     mesh = JaxMesh(np.array(devices).reshape(tuple(axes.axes.values())), tuple(axes.axes))
