@@ -158,8 +158,9 @@ def test_random_layouts_change_no_result(f: Callable[..., Any], seed: int):
     assert_same(f, run(*args), args)
 
 
-def count_gathers(anew: bool, *, scan: bool = False) -> int:
+def count_gathers(anew: bool, *, scan: bool = False, devices: Any = None) -> int:
     """How often the compiled program gathers a matrix that three operations need whole."""
+    devices = jax.devices()[:8] if devices is None else devices
 
     def apply(w: Any, x: Any) -> Any:
         for _ in range(3):
@@ -169,7 +170,8 @@ def count_gathers(anew: bool, *, scan: bool = False) -> int:
     def repeat(w: Any, x: Any) -> Any:
         return jax.lax.scan(lambda x, _: (apply(w, x), None), x, None, length=5)[0]
 
-    step = trace_step(repeat if scan else apply, shapes_of((np.zeros((16, 16), "f"), np.zeros((64, 16), "f"))))
+    args = np.zeros((16, 16), "f"), np.zeros((64, 16), "f")
+    step = trace_step(repeat if scan else apply, shapes_of(args), platform=devices[0].platform)
     rows, apart = rs.Layout.parse("f32[{x}{y}8, 16]", MESH), rs.Layout.parse("f32[{x}{y}2, 16]", MESH)
     whole = rs.Layout.parse("f32[16, 16]", MESH)
     operations: dict[int, OpLayouts] = {}
@@ -185,7 +187,7 @@ def count_gathers(anew: bool, *, scan: bool = False) -> int:
         elif op.name == "stablehlo.tanh":
             operations[number] = OpLayouts((rows,), (rows,))
     module = emit_step(step, StepLayouts((apart, rows), (rows,), operations), MovePrices(MESH, "tpu-v5p"))
-    executable = compile_module(jax.devices()[:8], module)
+    executable = compile_module(devices, module)
     found = hlo.collectives(hlo.parse(print_module(executable.hlo_modules()[0])))
     assert {one.kind for one in found} == {"all_gather"}
     return sum(one.times or 1 for one in found)
@@ -200,6 +202,14 @@ def test_in_a_loop_copies_are_made_in_each_trip():
     """XLA moves nothing out of the loop, though what is gathered is the same in each trip."""
     assert count_gathers(anew=False, scan=True) == 5
     assert count_gathers(anew=True, scan=True) == 15
+
+
+@pytest.mark.slow
+def test_compilers_of_tpus_share_and_hoist_nothing():
+    """Without barriers, a TPU gathers once for all readers; it also would before a loop."""
+    devices = devices_for(8, "tpu", "v5p:2x2x2")
+    counts = [count_gathers(anew, scan=scan, devices=devices) for anew in (False, True) for scan in (False, True)]
+    assert counts == [1, 5, 3, 15]
 
 
 def test_shard_maps_and_constraints_of_the_step_are_emitted():
