@@ -46,6 +46,7 @@ examples:
   reshard calibrate -n 4 -o network.json
   mpiexec -n 64 reshard calibrate -o network.json
   reshard plan --network ./network.json ...
+  reshard calibrate --jax x=4,y=2
 """
 
 
@@ -60,11 +61,22 @@ class CalibrateOptions:
         "-o", "--output", metavar="FILE", help="where the network is written (default: stdout)"
     )
     name: str = argument("--name", default="calibrated", metavar="NAME", help="the network's name (default calibrated)")
+    jax: str | None = argument(
+        "--jax", metavar="MESH", help="measure the devices of JAX as this mesh, and keep that for calls that name none"
+    )
 
 
 def run_calibrate(options: CalibrateOptions) -> int:
-    """Measures on `--ranks` ranks that it starts, or on those that run it already; rank 0 writes the network."""
+    """Measures the devices of JAX, or on `--ranks` ranks that it starts, or on those that run it already; rank 0 writes
+    the network."""
     from reshard.cli.programs import write_output
+
+    if options.jax is not None:
+        from reshard.jax.layout_choice.calibration import calibrate
+
+        measured = calibrate(options.jax, options.name)
+        write_output("-" if options.output is None else options.output, f"{measured.network.to_json()}\n")
+        return 0
     from reshard.mpi import launch
 
     if options.ranks is not None:

@@ -7,6 +7,8 @@ platform_network  the network that plans are made for, where the caller names no
     $RESHARD_NETWORK              a preset, a file as `reshard calibrate` writes it, or "none"; else by the devices:
     TPU v4 ... 7x, H100 ... B200  the preset of their kind
     CPUs and others               none: plans have the fewest bytes
+
+What `reshard.jax.calibrate` measured on the machine goes before the presets.
 """
 
 # jax annotates its functions only in part.
@@ -22,6 +24,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+import jax
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 
@@ -30,7 +33,7 @@ from reshard.geometry.remesh import one_set
 from reshard.jax import compiled_forms, placement
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
-from reshard.runtime.platform_network import choose_network
+from reshard.runtime.platform_network import choose_network, find_calibration
 from reshard.synth import Network, cost
 from reshard.synth.network import PRESETS
 from reshard.synth.options import MEASURED, PlanOptions, read_network
@@ -277,7 +280,7 @@ def orders_differ(source: NamedSharding, target: NamedSharding) -> bool:
 
 
 def platform_network(kind: str) -> Network | None:
-    """The network of devices of a kind, as jax names it; None for those that no preset is of.
+    """The network of devices of a kind, as jax names it: as measured here, or a preset; None if there is neither.
 
     Raises `NetworkError` if `RESHARD_NETWORK` names neither a preset nor a file.
 
@@ -287,6 +290,10 @@ def platform_network(kind: str) -> Network | None:
     chosen = choose_network(None)
     if chosen is not None:
         return read_network(chosen)
+    # Processes must plan alike, and each has files of its own.
+    measured = find_calibration(kind) if jax.process_count() == 1 else None
+    if measured is not None:
+        return measured.network
     return next((PRESETS[name] for pattern, name in _KINDS if re.search(pattern, kind)), None)
 
 

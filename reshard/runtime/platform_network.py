@@ -1,17 +1,80 @@
-"""The network of a call: what the environment names where the call names none, and the text that ranks compare."""
+"""The network of a call: what the environment names where the call names none, and the text that ranks compare.
+
+What was measured on a machine is kept in a file of the user's cache, one for each kind of device:
+
+    $RESHARD_CACHE                the folder; else reshard in $XDG_CACHE_HOME, else ~/.cache/reshard
+    here-tpu-v5p.json             the network and the speed of the TPU v5p of the machine called `here`
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+import re
 from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
-from reshard.errors import ReshardError, quoted
+from reshard.errors import NetworkError, ReshardError, quoted
 from reshard.synth import Network
+from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.network import PRESETS
 from reshard.synth.options import read_network
 
 VARIABLE = "RESHARD_NETWORK"
 """The environment variable: a preset, a file as `reshard calibrate` writes it, or "none"."""
+CACHE = "RESHARD_CACHE"
+"""The environment variable that names the folder of what was measured."""
+
+
+class Calibration(NamedTuple):
+    """What was measured on some devices: the links between them, and how fast each works."""
+
+    network: Network
+    speed: DeviceSpeed
+
+
+def store_calibration(kind: str, measured: Calibration) -> Path:
+    """Keeps what was measured of devices of a kind for later processes of the user on this machine."""
+    path = _place_calibration(kind, os.environ.get(CACHE))
+    both = {name: json.loads(each.to_json()) for name, each in measured._asdict().items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: other processes may read it now.
+        beside = path.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(both, indent=2), encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise NetworkError(f"{quoted(str(path))} cannot be written ({error}); let {CACHE} name a folder") from None
+    _read_calibration.cache_clear()
+    return path
+
+
+def find_calibration(kind: str) -> Calibration | None:
+    """What was measured of devices of a kind on this machine, None if nobody did; `NetworkError` for a damaged file."""
+    return _read_calibration(kind, os.environ.get(CACHE))
+
+
+def _place_calibration(kind: str, folder: str | None) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    # Homes are shared by machines whose links differ.
+    name = re.sub(r"[^a-z0-9]+", "-", f"{platform.node()} {kind}".lower()).strip("-")
+    return Path(folder or os.path.join(home, "reshard"), f"{name}.json")
+
+
+@lru_cache(maxsize=64)
+def _read_calibration(kind: str, folder: str | None) -> Calibration | None:
+    # Kept while the process lives: small moves would wait longer for a file than for their data.
+    path = _place_calibration(kind, folder)
+    try:
+        both = json.loads(path.read_text(encoding="utf-8"))
+        network, speed = (json.dumps(both[name]) for name in Calibration._fields)
+        return Calibration(Network.from_json(network), DeviceSpeed.from_json(speed))
+    except OSError:
+        return None
+    except (ReshardError, ValueError, KeyError, TypeError) as error:
+        raise NetworkError(f"{quoted(str(path))} is damaged ({error}); delete it, or calibrate again") from None
 
 
 def choose_network(given: Network | str | None) -> Network | str | None:

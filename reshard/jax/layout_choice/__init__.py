@@ -16,6 +16,7 @@
     explain       a choice in words: how arguments lie and are used, the dearest moves, those of a rival
     experts       the shardings that an expert would write, as a module to compile beside what was chosen
     search        what is compiled: the choice, again if it exceeds the budget, and what experts write
+    calibration   what the devices at hand take: their links and their speed, measured and kept
     compiled_figures  what a compiled program takes: bytes, seconds of its collectives, peak, work
 
 Everything inside the emitted program is local: no compiler is left to decide what moves.

@@ -37,6 +37,7 @@ from reshard.jax.layout_choice.wrap_module import wrap_module
 from reshard.jax.program_report import checked_function, devices_for
 from reshard.jax.request import options_on
 from reshard.lower.to_stablehlo import Module
+from reshard.runtime.platform_network import find_calibration
 from reshard.synth.choice.device_speed import SPEEDS, DeviceSpeed
 from reshard.synth.choice.milp import choose_splits
 from reshard.synth.choice.prices import MovePrices
@@ -316,7 +317,11 @@ def choose_layouts(
     wires = options.network or ASSUMED
     if not isinstance(speed, DeviceSpeed):
         # Who names the network of other devices than those at hand means their speed, too.
-        speed = DeviceSpeed.preset(speed or (wires.name if wires.name in SPEEDS else "cpu"))
+        measured = None if speed else find_calibration(str(mesh.devices.flat[0].device_kind))
+        if measured is not None and measured.network == wires:
+            speed = measured.speed
+        else:
+            speed = DeviceSpeed.preset(speed or (wires.name if wires.name in SPEEDS else "cpu"))
     kept = read_fixed(fixed, step, ours)
     with measure_time(spent, "rules"):
         rules = read_op_rules(step)

@@ -126,8 +126,14 @@ class MovePrices:
         if key not in self._forms:
             ends: list[Layout] = []
             for at, end in enumerate((source, target)):
-                laid = tuple(_lay_dim(self.mesh, dim.digits, at) for dim in dims)
-                ends.append(Layout(self.mesh, laid, source.dtype if sums else "f32", end.reduction, end.partial))
+                laid: list[Dim] = []
+                for dim in dims:
+                    digits: list[Digit] = []
+                    for radix, *strides in dim.digits:
+                        axes = self.mesh.sub_axes(strides[at], radix) if strides[at] else ()
+                        digits += [Digit(axis.size, axis) for axis in axes] or [Digit(radix, None)]
+                    laid.append(Dim(tuple(digits), math.prod(radix for radix, _, _ in dim.digits)))
+                ends.append(Layout(self.mesh, tuple(laid), source.dtype if sums else "f32", end.reduction, end.partial))
             self._forms[key] = _Form(Pair(*ends), self._wires[stretch], dims)
         return self._forms[key]
 
@@ -182,15 +188,6 @@ def _list_form_dims(refinement: Refinement, devices: int) -> list[_FormDim]:
         elif digits:
             spare = max(spare, (math.gcd(sizes[0], devices), _FormDim(marked, sizes)), key=lambda each: each[0])
     return [*([spare[1]] if spare[0] else []), *split]
-
-
-def _lay_dim(mesh: Mesh, digits: Sequence[tuple[int, int, int]], end: int) -> Dim:
-    """The dim that has these digits before, or after."""
-    laid: list[Digit] = []
-    for radix, *strides in digits:
-        axes = mesh.sub_axes(strides[end], radix) if strides[end] else ()
-        laid += [Digit(axis.size, axis) for axis in axes] or [Digit(radix, None)]
-    return Dim(tuple(laid), math.prod(radix for radix, _, _ in digits))
 
 
 class _Form:
