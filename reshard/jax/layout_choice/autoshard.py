@@ -31,7 +31,7 @@ from reshard.jax.layout_choice.explain import Explanation, explain_choice
 from reshard.jax.layout_choice.fixed_specs import read_fixed
 from reshard.jax.layout_choice.graph import build_graph
 from reshard.jax.layout_choice.op_rules import read_op_rules
-from reshard.jax.layout_choice.search import CHOSEN, LayoutSearch, TriedLayouts, measure_time
+from reshard.jax.layout_choice.search import LayoutSearch, TriedLayouts, measure_time
 from reshard.jax.layout_choice.trace_step import TracedStep, read_step, trace_step
 from reshard.jax.layout_choice.wrap_module import wrap_module
 from reshard.jax.program_report import checked_function, devices_for
@@ -109,8 +109,8 @@ class LayoutChoice:
 
     @property
     def gap(self) -> float:
-        """By how much the model's seconds of what was chosen may exceed the best ones: 0.01 for one percent."""
-        planned = self.tried[0].planned
+        """By how much the model's seconds of what is returned may exceed the best ones: 0.01 for one percent."""
+        planned = self.best.planned if self.best.emitted else self.tried[0].planned
         return 0.0 if planned is None else planned.gap
 
     @property
@@ -122,7 +122,7 @@ class LayoutChoice:
     def explanation(self) -> Explanation | None:
         """What was chosen and why, in words; None where an expert's program is returned as it is."""
         planned = self.best.planned
-        if planned is None or self.best.name != CHOSEN:
+        if planned is None or not self.best.emitted:
             return None
         arguments = [
             (value.name, at) for value, at in zip(self.search.step.arguments, self.search.graph.arguments, strict=True)
@@ -203,10 +203,10 @@ class LayoutChoice:
         for row in rows:
             cells = [row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:5], wide[1:5], strict=True))]
             lines.append("  ".join([*cells, row[5]]).rstrip())
-        if self.gap:
+        if 0 < self.gap < 10:  # Of a choice that was made for memory alone, the bound says nothing.
             lines += ["", f"what was chosen takes at most {self.gap:.1%} longer than the best choice, by the model"]
         specs = (*self.best.in_specs, *self.best.out_specs)
-        if not any(entry for spec in specs for entry in spec or ()) and self.best.name == CHOSEN:
+        if not any(entry for spec in specs for entry in spec or ()) and self.best.emitted:
             # Small steps on fast devices: right, but not what people expect who have given eight.
             work = seconds_text(self.seconds - self._figures.move_seconds)
             lines += [
@@ -334,7 +334,7 @@ def choose_layouts(
     )
     tried = [search.compile_chosen()]
     if compare != "none":
-        tried += search.try_experts(every=compare == "all")
+        tried += search.try_experts(compare == "all", not search.fits(tried[0]))
     # The model chose what to compile; which of it is best, the compiled programs say, all by one measure.
     compiled = [(each, each.compiled) for each in tried if each.compiled is not None]
     fitting = [pair for pair in compiled if search.fits(pair[0])]

@@ -50,7 +50,7 @@ class TriedLayouts:
     """A program of the step that was considered: specs by the numbers of arguments and results, and figures.
 
     A spec of None is left to the compiler. `planned` is what the model says; of an expert's, with the best that it can
-    have inside. `compiled` is None for what was not compiled, and `why` says why.
+    have inside; if `emitted`, the program is that. `compiled` is None for what was not compiled, and `why` says why.
     """
 
     name: str
@@ -60,6 +60,7 @@ class TriedLayouts:
     module: Module | None = field(default=None, repr=False)
     compiled: ExecutableFigures | None = None
     why: str = ""
+    emitted: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,15 +120,15 @@ class LayoutSearch:
         """Whether it was compiled, and keeps to the budget."""
         return tried.compiled is not None and (self.budget is None or tried.compiled.peak_bytes <= self.budget)
 
-    def compile_assignment(self, chosen: Assignment) -> TriedLayouts:
+    def compile_assignment(self, chosen: Assignment, graph: StepGraph | None = None) -> TriedLayouts:
         """The program of an assignment, emitted and compiled."""
-        layouts = self.graph.spell_layouts(chosen)
+        layouts = (graph or self.graph).spell_layouts(chosen)
         in_specs, out_specs = (
             tuple(layout.to_jax(self.jax_mesh).spec for layout in each) for each in (layouts.arguments, layouts.results)
         )
         with measure_time(self.spent, "emit"):
             module = emit_step(self.step, layouts, self.prices)
-        return self.compile_program(TriedLayouts(CHOSEN, in_specs, out_specs, chosen, module))
+        return self.compile_program(TriedLayouts(CHOSEN, in_specs, out_specs, chosen, module, emitted=True))
 
     def compile_program(self, tried: TriedLayouts) -> TriedLayouts:
         """The same with the compiler's figures."""
@@ -136,15 +137,18 @@ class LayoutSearch:
             executable: Any = compile_module(list(self.jax_mesh.devices.flat), tried.module, fast=True)
         return replace(tried, compiled=measure_executable(executable, self.mesh, self.links))
 
-    def try_experts(self, every: bool) -> list[TriedLayouts]:
+    def try_experts(self, every: bool, rescue: bool = False) -> list[TriedLayouts]:
         """The programs that experts write, by the model; the best of them compiled, or every one, or where the user's
-        own shardings are among them those, too."""
+        own shardings are among them those, too. To `rescue` a choice that does not fit, those that the model has room
+        for are also emitted as planned, the fastest first, until one fits."""
         tried: list[TriedLayouts] = []
+        graphs: dict[str, StepGraph] = {}
         for expert in list_experts(self.step, self.rules, self.mesh, self.fixed.arguments, self.fixed.results):
             row = TriedLayouts(expert.name, expert.in_shardings, expert.out_shardings, None)
             try:
                 with measure_time(self.spent, "experts"):
-                    row = replace(row, planned=self._plan_expert(expert))
+                    graphs[expert.name], planned = self._plan_expert(expert)
+                    row = replace(row, planned=planned)
                     row = replace(row, module=write_expert(self.step, expert, self.mesh))
             except ReshardError as error:
                 row = replace(row, why=shortened(str(error), 80))
@@ -158,9 +162,17 @@ class LayoutSearch:
                 tried[at] = self.compile_program(each)
             except Exception as error:  # XLA's errors have no class of their own, and nobody asked for this program.
                 tried[at] = replace(each, why=f"does not compile: {shortened(str(error), 80)}")
+        for each in ranked if rescue else ():
+            # Its arguments lie as an expert has them, all else as is best for that: a choice among fewer.
+            if each.planned is None or self.budget is None or each.planned.peak_bytes > self.budget:
+                continue
+            emitted = self.compile_assignment(each.planned, graphs[each.name])
+            tried.append(replace(emitted, name=f"{each.name}, emitted"))
+            if self.fits(emitted):
+                break
         return tried
 
-    def _plan_expert(self, expert: Expert) -> Assignment:
+    def _plan_expert(self, expert: Expert) -> tuple[StepGraph, Assignment]:
         """What the model says of an expert's shardings, with the best in between."""
         given, returned = (
             {at: spec for at, spec in enumerate(specs) if spec is not None}
@@ -170,7 +182,7 @@ class LayoutSearch:
         graph = build_graph(self.step, self.rules, self.mesh, given, returned)
         # Many are ranked and one is compiled, for which the first digits are enough.
         limit = min(self.time_limit, _EXPERT_SECONDS)
-        return choose_splits(graph.problem, self.prices, self.speed, time_limit=limit, gap=_EXPERT_GAP)
+        return graph, choose_splits(graph.problem, self.prices, self.speed, time_limit=limit, gap=_EXPERT_GAP)
 
 
 @contextmanager
