@@ -50,7 +50,7 @@ _EQUAL = 1.001
 SCENARIOS = {
     # Width, layers, vocabulary, batch, length; and the expert that the budget is for, if any.
     "fsdp": ((1024, 2, 8192, 64, 256), "FSDP"),
-    "tensor": ((1024, 2, 8192, 1, 4096), "tensor parallel"),
+    "tensor": ((1024, 2, 8192, 1, 4096), "data and tensor parallel over model"),
     "everything": ((1024, 2, 8192, 16, 512), None),
 }
 _ROOM = 1.02
