@@ -1,6 +1,7 @@
 """`autoshard`: the step runs as it does alone, what is compiled is what was planned, and what was asked for is kept."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard.errors import BudgetError, LayoutError, MeshError, NetworkError, PlanError, ProgramError
+from reshard.jax.layout_choice import search
+from reshard.jax.layout_choice.compiled_figures import measure_executable
+from reshard.synth.choice import milp
 
 NETWORK = "tpu-v5p"
 WIDE = 128
@@ -109,6 +113,47 @@ def test_a_budget_is_kept_by_what_is_compiled(mesh):
     kept = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, donate=0, budget=least, time_limit=5)
     assert kept.peak_bytes <= least
     assert str(least) in str(refused.value)
+
+
+def test_a_peak_above_the_budget_goes_back_to_the_choice(mesh, monkeypatch):
+    """The compiler needs 64 KiB more than it says: the choice hears of that three times, then least memory is tried."""
+    told, least = [], []
+
+    def choose(*args, extra_bytes=0, **options):
+        told.append(extra_bytes)
+        return milp.choose_splits(*args, **{**options, "budget": None})
+
+    def choose_least(*args, **options):
+        least.append(options)
+        return milp.choose_splits(*args, **options)
+
+    def measure(*args):
+        figures = measure_executable(*args)
+        return replace(figures, peak_bytes=figures.peak_bytes + (64 << 10))
+
+    monkeypatch.setattr(search, "choose_splits", choose)
+    monkeypatch.setattr(search, "smallest_budget", choose_least)
+    monkeypatch.setattr(search, "measure_executable", measure)
+    with pytest.raises(BudgetError) as refused:
+        reshard.jax.autoshard(update, mesh, *list_shapes(), network=NETWORK, budget=1024, compare="none")
+    assert told[0] == 0 < told[1] < told[2] < told[3] and len(told) == 4 and len(least) == 1
+    assert told[1] >= 64 << 10 and refused.value.smallest > 64 << 10
+
+
+def test_what_experts_plan_is_emitted_where_nothing_is_found_in_time(mesh, monkeypatch):
+    def choose(*args, budget=None, **options):
+        if budget is not None:
+            raise PlanError("no choice of layouts was found in time")
+        return milp.choose_splits(*args, **options)
+
+    monkeypatch.setattr(search, "choose_splits", choose)
+    monkeypatch.setattr(search, "smallest_budget", lambda *args, **_: choose(*args))
+    shapes = list_shapes()
+    free = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, compare="none").peak_bytes
+    choice = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, budget=free - 4096)
+    assert choice.peak_bytes < free - 4096
+    emitted = [each for each in choice.tried[1:] if each.emitted]
+    assert emitted and emitted[-1].compiled.received_bytes <= 1.05 * emitted[-1].planned.received_bytes + 64
 
 
 def test_the_users_own_shardings_are_compared(mesh):

@@ -51,6 +51,7 @@ from reshard.types.units import bytes_text, seconds_text
 from reshard.types.whole import whole
 
 COMPARE = ("none", "best", "all")
+_LATE = 0.1  # A choice with a larger gap was not found in time.
 ASSUMED = Network.uniform(1e-6, 1e10)
 """The network of devices whose links nobody measured, named or knows."""
 
@@ -334,7 +335,9 @@ def choose_layouts(
     )
     tried = [search.compile_chosen()]
     if compare != "none":
-        tried += search.try_experts(compare == "all", not search.fits(tried[0]))
+        planned = tried[0].planned
+        late = planned is not None and planned.gap > _LATE
+        tried += search.try_experts(compare == "all", late or not search.fits(tried[0]))
     # The model chose what to compile; which of it is best, the compiled programs say, all by one measure.
     compiled = [(each, each.compiled) for each in tried if each.compiled is not None]
     fitting = [pair for pair in compiled if search.fits(pair[0])]

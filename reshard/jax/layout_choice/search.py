@@ -139,8 +139,8 @@ class LayoutSearch:
 
     def try_experts(self, every: bool, rescue: bool = False) -> list[TriedLayouts]:
         """The programs that experts write, by the model; the best of them compiled, or every one, or where the user's
-        own shardings are among them those, too. To `rescue` a choice that does not fit, those that the model has room
-        for are also emitted as planned, the fastest first, until one fits."""
+        own shardings are among them those, too. To `rescue` a choice that does not fit, or was not found in time, those
+        that the model has room for are also emitted as planned, the fastest first, until one fits."""
         tried: list[TriedLayouts] = []
         graphs: dict[str, StepGraph] = {}
         for expert in list_experts(self.step, self.rules, self.mesh, self.fixed.arguments, self.fixed.results):
@@ -164,7 +164,7 @@ class LayoutSearch:
                 tried[at] = replace(each, why=f"does not compile: {shortened(str(error), 80)}")
         for each in ranked if rescue else ():
             # Its arguments lie as an expert has them, all else as is best for that: a choice among fewer.
-            if each.planned is None or self.budget is None or each.planned.peak_bytes > self.budget:
+            if each.planned is None or (self.budget is not None and each.planned.peak_bytes > self.budget):
                 continue
             emitted = self.compile_assignment(each.planned, graphs[each.name])
             tried.append(replace(emitted, name=f"{each.name}, emitted"))
