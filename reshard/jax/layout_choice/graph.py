@@ -58,7 +58,7 @@ class StepGraph:
     ends: tuple[tuple[View, ...], tuple[View, ...]] = field(repr=False)
     views: Mapping[int, tuple[tuple[View, ...], tuple[View, ...]]] = field(repr=False)
     flow: StepFlow = field(repr=False)
-    uses: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = field(repr=False)
+    uses: Mapping[tuple[int, int], tuple[int, int]] = field(repr=False)
 
     def spell_layouts(self, chosen: Assignment) -> StepLayouts:
         """The layouts that an assignment gives to the step's arguments, results and operations."""
@@ -73,7 +73,8 @@ class StepGraph:
 
         anew: dict[int, set[int]] = {}
         for read in chosen.anew:
-            for op, place in self.uses.get(read, ()):
+            if read in self.uses:
+                op, place = self.uses[read]
                 anew.setdefault(op, set()).add(place)
         operations: dict[int, OpLayouts] = {}
         for at, (operands, results) in self.views.items():
@@ -441,7 +442,7 @@ class _GraphBuilder:
         kept |= set(flow.arguments)
         last: dict[int, int] = {}
         nodes: list[Node] = []
-        uses: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        uses: dict[tuple[int, int], tuple[int, int]] = {}
         for at, draft in enumerate(self.drafts):
             # Reads in one layout share a copy, which is live from the first of them to the last: two accesses say so.
             reads: list[Access] = []
@@ -452,7 +453,9 @@ class _GraphBuilder:
                 first, until = self._place_reads(value, places)
                 last[value] = max(last.get(value, -1), until)
                 times = max((flow.ops[op].times for op, _, _ in places if op >= 0), default=draft.times)
-                uses[at, len(reads)] = tuple((op, place) for op, place, _ in places if place >= 0)
+                # A copy for the reads of several operations is one copy, so they share the kept one: none is made anew.
+                if len(places) == 1:
+                    uses[at, len(reads)] = places[0][:2]
                 reads.append(Access(self._number(value), dims, first, times, sums))
                 if until > first:
                     reads.append(Access(self._number(value), dims, until, times, sums))

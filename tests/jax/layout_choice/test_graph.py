@@ -130,6 +130,19 @@ def test_what_rules_leave_whole_stays_whole():
                     assert rule.splittable & set(factors) or all(digit.axis is None for digit in dim.digits), seed
 
 
+def test_reads_anew_are_those_of_one_operation():
+    _, graph = make_graph("mlp")
+    nodes = graph.problem.nodes
+    splits = draw_splits(graph, random.Random(1))
+    every = frozenset((at, read) for at, node in enumerate(nodes) for read in range(len(node.reads)))
+    layouts = graph.spell_layouts(Assignment(splits, every, 0, 0, 0, 0, 0))
+    products = [at for at, op in graph.flow.ops.items() if op.name == "stablehlo.dot_general"]
+    assert len(products) == 5 and all(layouts.operations[at].anew == {0, 1} for at in products)
+    # A softmax reads its product several times, in one copy.
+    shared = [at for at, op in graph.flow.ops.items() if op.operands and len(graph.flow.readers[op.operands[0]]) > 1]
+    assert any(not layouts.operations[at].anew for at in shared if at not in products)
+
+
 def test_repeated_layers_are_split_alike_and_scalars_take_no_node():
     def deep(ws: list[Any], x: Any) -> Any:
         for w in ws:
