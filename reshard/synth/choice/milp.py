@@ -15,7 +15,7 @@ whole variables says what a byte is worth at each position; with these prices th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from reshard.synth.choice.label_bounds import LabelBounds
 from reshard.synth.choice.layout_model import LayoutModel, MemoryRow, scale_seconds
 from reshard.synth.choice.linear_program import Solution
 from reshard.synth.choice.prices import MovePrices
-from reshard.synth.choice.problem import Assignment, Problem
+from reshard.synth.choice.problem import Assignment, Problem, Split
 from reshard.types.units import bytes_text
 
 ROWS_AT_ONCE = 8
@@ -40,7 +40,7 @@ WIDTHS = (0.002, 0.005, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)
 PROVED_SPLITS = 100
 """With more splits than these, the smallest budget is the least that was found among the good ones."""
 
-PRICED_SPLITS = 500
+PRICED_SPLITS = 400
 """Bytes are priced among so many splits at first."""
 
 PRICINGS = 10
@@ -71,9 +71,13 @@ def choose_splits(
         return chosen
     if chosen is not None:
         search.add_rows(chosen, most)
+    # Some of the time is for the fewest bytes, should nothing fit.
+    until = search.until
+    search.until -= 0.3 * (until - time.monotonic())
     found = search.find_best(most)
     if found is not None:
         return found
+    search.until = until
     # Neither found nor shown to be impossible in time: the fewest bytes settle which.
     least = search.find_smallest()
     if least.peak_bytes <= most:
@@ -81,7 +85,7 @@ def choose_splits(
     smallest = least.peak_bytes + extra_bytes
     raise BudgetError(
         f"no choice of layouts keeps to {bytes_text(budget or 0)} on each device; give {bytes_text(smallest)}, the "
-        f"least that any choice holds, or more",
+        f"least that was found, or more",
         smallest,
     )
 
@@ -104,6 +108,9 @@ class _SplitSearch:
         self.rows: dict[MemoryRow, float] = {}
         # Splits that some relaxation within the budget took a part of: good candidates, whatever the bounds say.
         self.used = [np.zeros(len(group.splits), bool) for group in self.tables.groups]
+        self.best: Assignment | None = None
+        """The fastest choice that was seen to keep to the budget, and the one that was seen to hold the fewest bytes."""
+        self.smallest: Assignment | None = None
 
     def find_best(self, budget: int | None) -> Assignment | None:
         """The fastest choice within a budget, with a bound; None if there is none, or none was found in time."""
@@ -113,7 +120,8 @@ class _SplitSearch:
         if budget is not None:
             # Ten times the time of the whole program for all bytes of the budget again: more than memory is worth.
             least = self._price_memory(bounds, least, budget, self.scale, unit, 10 * max(least, 1.0))
-        best: Assignment | None = None
+            self._find_any(bounds, budget, unit)
+        best = None if budget is None else self.best
         lower = -np.inf
         for width in WIDTHS:
             # Typical choices cost about a thousand; where the bound is nothing, so is every part of it.
@@ -126,8 +134,9 @@ class _SplitSearch:
             # Nothing was left out, so that the program's own bound holds.
             reach = np.inf if everything else reach
             lower = max(lower, reach if found.impossible else min(found.bound, reach))
-            if chosen is not None and (best is None or chosen.seconds < best.seconds):
-                best = chosen
+            for other in (chosen, None if budget is None else self.best):
+                if other is not None and (best is None or other.seconds < best.seconds):
+                    best = other
             bound = max(lower, least) / self.scale
             # Sums of the bound and of the choice differ in the last places.
             if best is not None and best.seconds <= bound * (1 + self.gap) + 1e-12 * best.seconds:
@@ -140,7 +149,7 @@ class _SplitSearch:
 
     def find_smallest(self) -> Assignment:
         """The choice that holds the fewest bytes, or the least that was found in time."""
-        self.rows = {}
+        self.rows, self.best = {}, None
         best = self.find_best(None)
         if best is None:
             raise PlanError("no choice of layouts was found in time: give a longer time_limit")
@@ -155,6 +164,8 @@ class _SplitSearch:
             bounds.price_bytes(prices)
             self._price_memory(bounds, self._raise_bound(bounds), 0, scale, unit, 1.0)
             prices = bounds.byte_prices
+            if self.smallest is not None and self.smallest.peak_bytes < best.peak_bytes:
+                best = self.smallest
         # With the seconds taken out again, what is left bounds the bytes: a weighted mean of peaks is at most the peak.
         alone = LabelBounds(self.problem, self.tables, 0.0)
         alone.price_bytes(prices)
@@ -187,7 +198,7 @@ class _SplitSearch:
     def _slice(self) -> float:
         """Seconds for one program: a third of what is left, so that others follow it."""
         left = self.until - time.monotonic()
-        return min(left, max(5.0, left / 3))
+        return min(left, max(10.0, left / 3))
 
     def _raise_bound(self, bounds: LabelBounds) -> float:
         """Passes costs on until the bound rises no more; returns what it was before the last pass, which `excess` adds
@@ -224,8 +235,7 @@ class _SplitSearch:
                 break
             for mask, numbers, columns in zip(self.used, kept, model.columns, strict=True):
                 mask[numbers] |= found.values[columns] > 1e-6
-            splits, anew = model.read_splits(found.values)
-            chosen = assess_splits(self.problem, splits, anew, self.prices, self.speed)
+            chosen = self._repair(*model.read_splits(found.values), budget)
             known = len(self.rows)
             prices: dict[int, float] = {}
             for row, number in zip(self.rows, model.row_numbers, strict=True):
@@ -241,6 +251,56 @@ class _SplitSearch:
             if time.monotonic() > self.until:
                 break
         return least - paid
+
+    def _find_any(self, bounds: LabelBounds, budget: int, unit: int) -> None:
+        """Looks for some choice that keeps to the budget, rounding relaxations within less and less of it."""
+        for part in (1.0, 0.9, 0.8, 0.65, 0.5, 0.35):
+            if self.best is not None or time.monotonic() > self.until:
+                return
+            every = np.sort(np.concatenate(bounds.excess))
+            width = every[min(PRICED_SPLITS, len(every) - 1)]
+            kept = [np.flatnonzero((e <= width) | u) for e, u in zip(bounds.excess, self.used, strict=True)]
+            tables = restrict_splits(self.tables, kept)
+            model = LayoutModel(self.problem, tables, self.rows, int(part * budget), self.scale, unit, 1e5)
+            found = model.program.relax(self._slice())
+            if found.values is not None:
+                self.add_rows(self._repair(*model.read_splits(found.values), budget), budget, tighten=False)
+
+    def _repair(self, splits: Sequence[Split], anew: Iterable[tuple[int, int]], budget: int) -> Assignment:
+        """The choice with those splits, in which copies are made anew until it fits, most bytes a second first."""
+        apart = set(anew)
+        group_of = self.tables.group_of
+        while True:
+            moves = list_moves(self.problem, splits, apart)
+            priced = self.prices.price_pairs([(move.source, move.target) for move in moves])
+            chosen = assess_splits(self.problem, splits, apart, self.prices, self.speed)
+            if self.smallest is None or chosen.peak_bytes < self.smallest.peak_bytes:
+                self.smallest = chosen
+            if chosen.peak_bytes <= budget:
+                if self.best is None or chosen.seconds < self.best.seconds:
+                    self.best = chosen
+                return chosen
+            live, _ = measure_memory(self.problem, splits, moves, priced)
+            worst = int(live.argmax())
+            gains: list[tuple[float, int]] = []
+            for number, (move, price) in enumerate(zip(moves, priced, strict=True)):
+                reads = [self.problem.nodes[node].reads[index] for node, index in move.reads]
+                use = self.tables.uses[move.tensor]
+                idle = move.at <= worst <= move.until and all(access.at != worst for access in reads)
+                if move.kept and idle and use is not None and use.asks_what_to_keep:
+                    more = price.seconds * (sum(access.times for access in reads) - move.times)
+                    gains.append((move.target.tile_bytes / (more + 1e-12), number))
+            if not gains:
+                return chosen
+            keys = {(group_of[node], index) for node, index in moves[max(gains)[1]].reads}
+            # Tied nodes keep their copies alike.
+            apart |= {
+                (node, index)
+                for use in self.tables.uses
+                if use is not None
+                for node, index, _ in use.reads
+                if (group_of[node], index) in keys
+            }
 
     def _solve(self, kept: Sequence[np.ndarray], budget: int | None, unit: int) -> tuple[Solution, Assignment | None]:
         """The best choice among some splits, with rows for memory added until it keeps to the budget."""
