@@ -85,7 +85,7 @@ def choose_splits(
     smallest = least.peak_bytes + extra_bytes
     raise BudgetError(
         f"no choice of layouts keeps to {bytes_text(budget or 0)} on each device; give {bytes_text(smallest)}, the "
-        f"least that was found, or more",
+        "least that was found, or more",
         smallest,
     )
 
@@ -109,7 +109,7 @@ class _SplitSearch:
         # Splits that some relaxation within the budget took a part of: good candidates, whatever the bounds say.
         self.used = [np.zeros(len(group.splits), bool) for group in self.tables.groups]
         self.best: Assignment | None = None
-        """The fastest choice that was seen to keep to the budget, and the one that was seen to hold the fewest bytes."""
+        """The fastest choice seen that keeps to the budget, and the one that holds the fewest bytes."""
         self.smallest: Assignment | None = None
 
     def find_best(self, budget: int | None) -> Assignment | None:
