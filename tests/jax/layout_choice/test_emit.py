@@ -263,15 +263,6 @@ def test_a_step_is_read_from_a_file_as_it_is_traced():
     assert len(read.ops) == len(traced.ops)
 
 
-def test_steps_that_call_python_are_refused():
-    def f(x: Any) -> Any:
-        jax.debug.print("{}", x.sum())
-        return x
-
-    with pytest.raises(ProgramError, match="calls a function of Python"):
-        trace_step(f, [jax.ShapeDtypeStruct((4,), "f")])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["[{x}{y}128, 1024]", "[1024, {x}{y}128]", "[{x}256, {y}512]", "[1024, {y}{x}128]"])
 def test_tpus_scatter_sums_and_do_not_reduce_them_everywhere(target: str):
