@@ -132,7 +132,6 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.real_programs import PROGRAMS
     from benchmarks.real_programs.base import Scale, without_constraints
     from benchmarks.real_programs.measuring import devices
-    from reshard.jax.layout_choice.trace_step import trace_step
 
     chips, on_cpu = devices(options.target), options.target == "cpu"
     case = PROGRAMS[name].build(Scale(chips, not on_cpu))
@@ -143,13 +142,12 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     network, speed = pick_devices(options.target, mesh)
     started, cpu = time.perf_counter(), time.process_time()
     with without_constraints():
-        step = trace_step(lambda *args: case.f(*args), case.args, donate=donate, platform=chips[0].platform)
         choice = reshard.jax.autoshard(
             case.f, mesh, *case.args, donate=donate, network=network, speed=speed, compare=options.compare,
             fixed=case.fixed,
         )  # fmt: skip
     row: dict[str, Any] = {
-        "program": name, "library": PROGRAMS[name].library, "target": options.target, "operations": len(step.ops),
+        "program": name, "library": PROGRAMS[name].library, "target": options.target, "operations": len(choice.search.step.ops),
         "seconds": round(time.perf_counter() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1),
         "spent": {stage: round(spent, 2) for stage, spent in choice.search.spent.items()},
     }  # fmt: skip
