@@ -147,7 +147,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             fixed=case.fixed,
         )  # fmt: skip
     row: dict[str, Any] = {
-        "program": name, "library": PROGRAMS[name].library, "target": options.target, "operations": len(choice.search.step.ops),
+        "program": name, "library": PROGRAMS[name].library, "target": options.target,
+        "operations": len(choice.search.step.ops),
         "seconds": round(time.perf_counter() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1),
         "spent": {stage: round(spent, 2) for stage, spent in choice.search.spent.items()},
     }  # fmt: skip
