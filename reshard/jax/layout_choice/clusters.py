@@ -21,6 +21,8 @@ from reshard.jax.layout_choice.op_rules import OpRule
 from reshard.jax.layout_choice.step_flow import RETURN, Loop, StepFlow, name_operations
 from reshard.types.mesh import Mesh
 
+PRODUCTS = name_operations("dot_general convolution")
+MOST_APART = 300  # operations of a cluster that may be nodes of their own
 SMALL_PART = 8  # A cluster is folded into one whose values are so many times larger.
 
 # What takes long or moves elements about is a node by itself: there the layouts of operands are worth a choice.
@@ -114,12 +116,19 @@ def find_clusters(flow: StepFlow, rules: Mapping[int, OpRule], mesh: Mesh, free:
 
     `free` are values that cost nothing in any layout, and so tie nobody.
     """
-    found = _Clusters(flow, rules, mesh)
     sums = find_sums(flow, rules, free)
-    for at in sorted(rules):
-        if flow.ops[at].name not in HEAVY:
-            found.place(at, sums, free)
-    found.fold_small(sums)
+    apart = set[int]()
+    while True:
+        found = _Clusters(flow, rules, mesh)
+        for at in sorted(rules):
+            if flow.ops[at].name not in HEAVY and at not in apart:
+                found.place(at, sums, free)
+        found.fold_small(sums)
+        # Once more without what ties too much, which then is left apart.
+        tied = found.list_tied_states() - apart
+        if not tied:
+            break
+        apart |= tied
     made: list[Cluster] = []
     for ops in sorted(map(sorted, found.members.values())):
         numbers: dict[int, int] = {}
@@ -178,6 +187,25 @@ class _Clusters:
         for writer in strong:
             if self.find(writer) != self.find(at):
                 self._join(self.find(writer), self.find(at))
+
+    def list_tied_states(self) -> set[int]:
+        """The operations of clusters that tie what the step takes or returns to what goes into products.
+
+        Muon, for example, multiplies a momentum by itself: it may lie in one layout as a state, and in another from
+        before the first product to after the last. Inside one cluster nothing would move in between.
+        """
+        flow, tied = self.flow, set[int]()
+        for ops in self.members.values():
+            values = {value for op in ops for value in flow.ops[op].results}
+            readers = {reader for value in values for reader, _ in flow.readers[value]}
+            feeds = any(flow.ops[reader].name in PRODUCTS for reader in readers)
+            taken = any(
+                value in flow.arguments and flow.values[value].shape for op in ops for value in flow.ops[op].operands
+            )
+            returned = not values.isdisjoint(flow.returned)
+            if feeds and taken and returned and 1 < len(ops) <= MOST_APART:
+                tied.update(ops)
+        return tied
 
     def fold_small(self, sums: Mapping[int, Summand]) -> None:
         """Joins clusters of small values with those that they serve: the means and maxima of a norm or a softmax.

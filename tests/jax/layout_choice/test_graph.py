@@ -23,6 +23,9 @@ from reshard.jax.layout_choice.graph import StepGraph, build_graph
 from reshard.jax.layout_choice.op_rules import read_op_rules
 from reshard.jax.layout_choice.trace_step import TracedStep, trace_step
 from reshard.synth.choice.assess import list_moves
+from reshard.synth.choice.device_speed import DeviceSpeed
+from reshard.synth.choice.milp import choose_splits
+from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment, Split
 from reshard.synth.choice.splits import list_splits
 from reshard.types.mesh import Mesh
@@ -128,6 +131,24 @@ def test_what_rules_leave_whole_stays_whole():
             for layout, dims in zip((*each.operands, *each.results), (*rule.operands, *rule.results), strict=True):
                 for dim, factors in zip(layout.dims, dims, strict=True):
                     assert rule.splittable & set(factors) or all(digit.axis is None for digit in dim.digits), seed
+
+
+@pytest.mark.slow
+def test_a_state_that_goes_into_products_may_lie_elsewhere_meanwhile():
+    def orthogonalize(w: Any, m: Any, g: Any) -> Any:
+        m = 0.9 * m + g
+        z = m / jnp.sqrt(jnp.sum(m * m, (1, 2), keepdims=True))
+        for _ in range(3):
+            z = 2.0 * z - 1.0 * (z @ z.swapaxes(1, 2)) @ z
+        return w - 0.1 * z, m
+
+    step = trace_step(orthogonalize, [floats(8, 1024, 1024)] * 3, donate=(0, 1))
+    rows = P(None, ("x", "y"), None)
+    graph = build_graph(step, read_op_rules(step), MESH, fixed_arguments=dict.fromkeys(range(3), rows))
+    prices, speed = MovePrices(MESH, "tpu-v5p"), DeviceSpeed.preset("tpu-v5p")
+    best = choose_splits(graph.problem, prices, speed, time_limit=30)
+    tile = 8 * 1024 * 1024 * 4 // 8
+    assert best.received_bytes <= 2 * tile  # in once and out once, each without what is there already
 
 
 def test_reads_anew_are_those_of_one_operation():
