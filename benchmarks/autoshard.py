@@ -45,6 +45,8 @@ NARROW = 32
 _SECONDS = 900
 _SAME = 1e-4
 """How far results may differ, over the largest element of each array: sums are added up in another order."""
+_NOTHING = 1e-5
+"""Of the largest element of all results."""
 _PLANNED = 1.05
 _EQUAL = 1.001
 SCENARIOS = {
@@ -219,19 +221,20 @@ def _difference(case: Any, plain: Any, choice: Any) -> float:
     import jax
     import numpy as np
 
-    most = 0.0
     placed = jax.tree.map(
         lambda x, sharding: x if sharding is None else jax.device_put(x, sharding), case.data(), choice.in_shardings
     )
     results = [jax.tree.leaves(one) for one in (plain(*case.data()), choice.jit()(*placed))]
+    apart: list[tuple[float, float]] = []
     for one, other in zip(*results, strict=True):
         if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
             one, other = jax.random.key_data(one), jax.random.key_data(other)
         wide = complex if np.iscomplexobj(one) else float
         left, right = (np.asarray(each).astype(wide) for each in (one, other))
-        largest = np.nanmax(np.abs(left), initial=0.0) or 1.0
-        most = max(most, float(np.nanmax(np.abs(left - right), initial=0.0) / largest))
-    return most
+        apart.append((float(np.nanmax(np.abs(left - right), initial=0.0)), float(np.nanmax(np.abs(left), initial=0.0))))
+    # Some gradients are 0 but for rounding, as those of the biases of keys: beside others they are nothing.
+    least = _NOTHING * max((largest for _, largest in apart), default=0.0) or 1.0
+    return max((difference / max(largest, least) for difference, largest in apart), default=0.0)
 
 
 def find_best(row: dict[str, Any], key: str = "seconds") -> str:
