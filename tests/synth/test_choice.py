@@ -9,7 +9,18 @@ import pytest
 
 import reshard as rs
 from reshard.errors import BudgetError, PlanError
-from reshard.synth.choice import Access, DeviceSpeed, MovePrices, Node, Problem, Tensor, assess_splits, list_moves
+from reshard.synth.choice import (
+    Access,
+    DeviceSpeed,
+    MovePrices,
+    Node,
+    Problem,
+    Tensor,
+    assess_splits,
+    flows,
+    list_moves,
+)
+from reshard.synth.choice.flows import tabulate_problem
 from reshard.synth.choice.milp import choose_splits, smallest_budget
 from tests.synth.choice_oracle import INFINITE, SPEED, Enumeration, TablePrices, random_problem
 
@@ -102,3 +113,12 @@ def test_whoever_is_tied_to_what_cannot_be_split_alike_is_told():
     ]
     with pytest.raises(PlanError, match="no split is allowed for x, w"):
         choose_splits(replace(problem, nodes=(*nodes, *problem.nodes[2:])), MovePrices(MESH, "h100"), SPEED)
+
+
+def test_very_many_moves_have_the_prices_of_those_that_are_alike(monkeypatch):
+    problem, speed = two_products(), DeviceSpeed.preset("tpu-v5p")
+    exact = tabulate_problem(problem, MovePrices(MESH, "tpu-v5p"), speed)
+    monkeypatch.setattr(flows, "ALIKE_FROM", 0)
+    alike = tabulate_problem(problem, MovePrices(MESH, "tpu-v5p"), speed)
+    assert alike.seconds == pytest.approx(exact.seconds)
+    assert len({id(price) for price in alike.priced.values()}) < 0.7 * len(exact.priced)

@@ -10,6 +10,7 @@ For example, two layers whose weights are tied, on an axis of 2 devices:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ from reshard.synth.choice.prices import MovePrice, MovePrices
 from reshard.synth.choice.problem import Access, Problem, Split, access_layout
 from reshard.synth.choice.splits import list_orders, list_splits
 from reshard.types.layout import Layout
+
+ALIKE_FROM = 30_000
+"""From so many pairs on, moves that are alike have one price."""
 
 ReadKey: TypeAlias = tuple[int, int]
 """A group, and the number of a read of each of its nodes: what is kept or made anew alike."""
@@ -124,12 +128,49 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
     listed = tuple(numbers)
     # All prices at once: whoever plans them can share work between equal forms.
     pairs = list(dict.fromkeys(pair for flow in joined for reader in flow.readers for pair in list_pairs(flow, reader)))
-    priced = prices.price_pairs([(listed[source], listed[target]) for source, target in pairs])
+    priced = _price_alike([(listed[source], listed[target]) for source, target in pairs], prices)
     tile_bytes = np.array([layout.tile_bytes for layout in listed], np.int64)
     seconds = {pair: price.seconds for pair, price in zip(pairs, priced, strict=True)}
     return ChoiceTables(
         groups, group_of, joined, uses, listed, tile_bytes, seconds, dict(zip(pairs, priced, strict=True))
     )
+
+
+def _price_alike(pairs: list[tuple[Layout, Layout]], prices: MovePrices) -> list[MovePrice]:
+    """The price of each move; of very many, of one for all in which the same axes hold one digit before and after.
+
+    Where the digits stand decides next to nothing, and three axes have half a million pairs where two have few.
+    What is chosen in the end is counted at the prices of its own moves.
+    """
+    if len(pairs) <= ALIKE_FROM:
+        return prices.price_pairs(pairs)
+    places: dict[Layout, dict[tuple[int, int, int], str]] = {}
+    for layout in dict.fromkeys(layout for pair in pairs for layout in pair):
+        held = places[layout] = {}
+        for number, dim in enumerate(layout.dims):
+            stride = 1
+            for digit in reversed(dim.digits):
+                if digit.axis is not None:
+                    held[number, stride, digit.radix] = digit.axis.axis
+                stride *= digit.radix
+    classes: dict[object, int] = {}
+    asked: list[tuple[Layout, Layout]] = []
+    class_of: list[int] = []
+    for source, target in pairs:
+        before, after = places[source], places[target]
+        # Digits that overlap without being equal are refined in ways of their own.
+        mixed = any(
+            a != b and a[0] == b[0] and a[1] < b[1] * b[2] and b[1] < a[1] * a[2] for a in before for b in after
+        )
+        axes = frozenset((before.get(place, ""), after.get(place, "")) for place in {*before, *after})
+        sums = (source.partial, target.partial, source.reduction, target.reduction)
+        alike = (source, target) if mixed else (axes, sums, source.dtype, math.prod(source.shape))
+        if alike not in classes:
+            classes[alike] = len(asked)
+            asked.append((source, target))
+        class_of.append(classes[alike])
+    priced = prices.price_pairs(asked)
+    return [priced[number] for number in class_of]
 
 
 def restrict_splits(tables: ChoiceTables, kept: Sequence[np.ndarray]) -> ChoiceTables:
