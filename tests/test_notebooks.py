@@ -55,6 +55,7 @@ def test_they_are_all_here():
         "04_mpi",
         "05_users_cases",
         "06_weights_to_a_server",
+        "07_which_shardings",
     ]
 
 
