@@ -26,7 +26,7 @@ from reshard.synth.choice.problem import Access, Problem, Split, access_layout
 from reshard.synth.choice.splits import list_orders, list_splits
 from reshard.types.layout import Layout
 
-ALIKE_FROM = 30_000
+ALIKE_FROM = 2_000
 """From so many pairs on, moves that are alike have one price."""
 
 ReadKey: TypeAlias = tuple[int, int]
@@ -139,7 +139,7 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
 def _price_alike(pairs: list[tuple[Layout, Layout]], prices: MovePrices) -> list[MovePrice]:
     """The price of each move; of very many, of one for all in which the same axes hold one digit before and after.
 
-    Where the digits stand decides next to nothing, and three axes have half a million pairs where two have few.
+    Where the digits stand decides next to nothing, and programs on three axes have half a million pairs.
     What is chosen in the end is counted at the prices of its own moves.
     """
     if len(pairs) <= ALIKE_FROM:
