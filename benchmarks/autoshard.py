@@ -45,7 +45,7 @@ NARROW = 32
 _SECONDS = 900
 _SAME = 1e-4
 """How far results may differ, over the largest element of each array: sums are added up in another order."""
-_NOTHING = 1e-5
+_NOTHING = 1e-4
 """Of the largest element of all results."""
 _PLANNED = 1.05
 _EQUAL = 1.001
