@@ -139,12 +139,11 @@ class LayoutChoice:
         larger: list[tuple[int, Assignment]] = []
         # Who has a budget asks what more of it would buy; without one there is nothing to buy.
         if self.search.budget is not None:
-            larger.append(
-                (
-                    2 * self.search.budget,
-                    choose_splits(problem, self.search.prices, self.search.speed, budget=2 * self.search.budget),
-                )
-            )
+            doubled = 2 * self.search.budget
+            # Corrected as the choice was: the model by itself may have no room for what the compiler has.
+            unseen = self._figures.peak_bytes - planned.peak_bytes
+            bought = choose_splits(problem, self.search.prices, self.search.speed, budget=doubled, extra_bytes=unseen)
+            larger.append((doubled, bought))
         named = [(name, number) for name, number in arguments if number >= 0]
         return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger)
 
