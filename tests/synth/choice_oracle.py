@@ -145,7 +145,7 @@ class Enumeration:
                 self.problem.mesh.axes[name]
                 for name in {name for size, names in zip(node.sizes, split, strict=True) if size for name in names}
             )
-            seconds += node.times * max(node.flops, node.bytes_per_run) / parts / 1e3
+            seconds += node.times * max(node.flops, node.bytes_per_run) / parts / 1e3 + node.held_bytes / parts / 1e5
         lives, runs = [], []  # (first, last, bytes); (position, bytes beside)
         for tensor, (writer, write, reads) in self.tensors.items():
             about = self.problem.tensors[tensor]
@@ -271,7 +271,8 @@ def _random_node(rng, number, shapes, loop):
     splittable = frozenset(f for f in range(len(sizes)) if rng.random() < 0.9)
     write = Access(number, out, number, trips, sums=sums)
     work = rng.choice([0.0, rng.uniform(0, 5e3)])
+    held = 0.0 if reads else 1e3 * math.prod(shape)
     reuses = ((0, 0),) if reads and rng.random() < 0.5 else ()
     return Node(
-        f"{kind}{number}", tuple(sizes), splittable, reads, (write,), work, work / 2, trips, reuses=reuses
+        f"{kind}{number}", tuple(sizes), splittable, reads, (write,), work, work / 2, trips, held, reuses=reuses
     ), shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from reshard.synth.choice import (
     list_moves,
 )
 from reshard.synth.choice.flows import tabulate_problem
+from reshard.synth.choice.linear_program import LinearProgram, Solution
 from reshard.synth.choice.milp import choose_splits, smallest_budget
 from tests.synth.choice_oracle import INFINITE, SPEED, Enumeration, TablePrices, random_problem
 
@@ -103,6 +105,28 @@ def test_real_prices_are_those_of_plans_and_what_is_fixed_stays():
     )
     assert chosen.received_bytes == sum(move.times * p.received_bytes for move, p in zip(moves, plans, strict=True))
     assert chosen.gap <= 1e-3
+
+
+def test_without_any_program_in_time_a_choice_is_returned_and_says_how_far_it_may_be(monkeypatch):
+    problem = two_products()
+    prices, speed = MovePrices(MESH, "tpu-v5p"), DeviceSpeed.preset("tpu-v5p")
+    best = choose_splits(problem, prices, speed)
+    monkeypatch.setattr(LinearProgram, "solve", lambda *_: Solution(None, -math.inf, False))
+    chosen = choose_splits(problem, prices, speed)
+    assert best.seconds <= chosen.seconds < INFINITE and chosen.bound_seconds <= best.seconds
+    unsplit = [((),) * len(node.sizes) for node in problem.nodes]
+    assert chosen.seconds <= assess_splits(problem, unsplit, (), prices, speed).seconds
+
+
+def test_of_choices_that_take_as_long_the_one_that_holds_less_is_made():
+    """An argument that is read in parts, and costs nothing to split, is split as it is read."""
+    problem = two_products()
+    x, *others = problem.nodes
+    rows = ((("x", "y"), (), ()),)
+    product = replace(problem.nodes[2], only=rows)
+    problem = replace(problem, nodes=(replace(x, held_bytes=1e6), others[0], product, others[2]))
+    chosen = choose_splits(problem, MovePrices(MESH, "tpu-v5p"), DeviceSpeed.preset("tpu-v5p"))
+    assert chosen.splits[0] == (("x", "y"), ())
 
 
 def test_whoever_is_tied_to_what_cannot_be_split_alike_is_told():

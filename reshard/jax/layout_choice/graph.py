@@ -109,6 +109,7 @@ class _NodeDraft:
     writes: list[Access] = field(default_factory=list[Access])
     flops: float = 0.0
     moved: float = 0.0
+    held: float = 0.0
     times: int = 1
     only: tuple[Split, ...] | None = None
     in_place: bool = False
@@ -197,7 +198,7 @@ class _GraphBuilder:
         shape = self.flow.values[value].shape
         axes = [size for size in self.mesh.axes.values() if size > 1]
         splittable = frozenset(at for at, size in enumerate(shape) if any(size % axis == 0 for axis in axes))
-        self.drafts.append(_NodeDraft(name, shape, splittable, times=times))
+        self.drafts.append(_NodeDraft(name, shape, splittable, times=times, held=self._count_bytes(value)))
         return len(self.drafts) - 1
 
     def _dims_view(self, node: int, value: int, sums: tuple[int, ...] = ()) -> tuple[int, Access]:
@@ -472,6 +473,7 @@ class _GraphBuilder:
                     draft.flops,
                     draft.moved,
                     draft.times,
+                    draft.held,
                     draft.only,
                 )
             )

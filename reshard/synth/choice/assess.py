@@ -172,18 +172,25 @@ def list_reused(problem: Problem, node: Node, split: Split) -> list[tuple[int, i
     return reused
 
 
+HELD_PART = 0.01
+"""A byte that a node holds counts as this part of the time in which it is read from memory."""
+
+
 def time_node(problem: Problem, node: Node, split: Split, speed: DeviceSpeed) -> float:
     """The seconds of all runs of a node on one device. Axes of a factor of size 0 divide no work."""
-    if not node.flops and not node.bytes_per_run:
+    if not node.flops and not node.bytes_per_run and not node.held_bytes:
         return 0.0
     # A set, since a split that is given may name an axis for several factors, which it divides once each.
     axes = {name for size, names in zip(node.sizes, split, strict=True) if size for name in names}
     parts = 1
     for name in axes:
         parts *= problem.mesh.axes[name]
+    held = HELD_PART * node.held_bytes / parts / speed.memory_bytes_per_second
+    if not node.flops and not node.bytes_per_run:
+        return held
     first = next(iter((*node.reads, *node.writes)), None)
     dtype = problem.tensors[first.tensor].dtype if first else ""
-    return node.times * speed.work_seconds(node.flops / parts, node.bytes_per_run / parts, dtype)
+    return held + node.times * speed.work_seconds(node.flops / parts, node.bytes_per_run / parts, dtype)
 
 
 def assess_splits(

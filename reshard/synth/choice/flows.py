@@ -226,10 +226,10 @@ def _group_nodes(problem: Problem, speed: DeviceSpeed) -> tuple[tuple[TiedNodes,
             names = ", ".join(node.name for node in nodes[:3])
             raise PlanError(f"no split is allowed for {names}; allow one, or untie them")
         # Layers of equal work are timed once and counted.
-        times = {(node.flops, node.bytes_per_run, node.times, node.sizes): node for node in nodes}
+        work = [(node.flops, node.bytes_per_run, node.held_bytes, node.times, node.sizes) for node in nodes]
         seconds = np.zeros(len(common))
-        for alike, node in times.items():
-            many = sum((n.flops, n.bytes_per_run, n.times, n.sizes) == alike for n in nodes)
+        for alike, node in dict(zip(work, nodes, strict=True)).items():
+            many = work.count(alike)
             seconds += many * np.array([time_node(problem, node, split, speed) for split in common])
         for number in numbers:
             group_of[number] = len(groups)

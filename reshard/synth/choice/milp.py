@@ -143,9 +143,41 @@ class _SplitSearch:
                 break
             if everything or time.monotonic() > self.until:
                 break
+        if budget is None:
+            # Where no program was solved in time, or none well.
+            rounded = self._round_bounds(bounds)
+            best = rounded if best is None or rounded.seconds < best.seconds else best
         if best is None:
             return None
+        best = self._split_ties(best, bounds, budget)
         return replace(best, bound_seconds=min(max(lower, least) / self.scale, best.seconds))
+
+    def _split_ties(self, chosen: Assignment, bounds: LabelBounds, budget: int | None) -> Assignment:
+        """The choice with what does no work in smaller tiles where that costs nothing else: solvers do not see it."""
+        for group, excess in zip(self.tables.groups, bounds.excess, strict=True):
+            if not any(self.problem.nodes[node].held_bytes for node in group.nodes):
+                continue
+            now = group.splits.index(chosen.splits[group.nodes[0]])
+            # Few are as good by the bounds, and of these the first ones are as a rule as good in this choice.
+            alike = (group.seconds < group.seconds[now]) & (excess <= excess[now] + 1e-3)
+            for other in sorted(np.flatnonzero(alike).tolist(), key=group.seconds.__getitem__)[:4]:
+                changed = dict.fromkeys(group.nodes, group.splits[other])
+                splits = [changed.get(node, split) for node, split in enumerate(chosen.splits)]
+                tried = assess_splits(self.problem, splits, chosen.anew, self.prices, self.speed)
+                if tried.seconds < chosen.seconds and (budget is None or tried.peak_bytes <= budget):
+                    chosen = tried
+                    break
+        return chosen
+
+    def _round_bounds(self, bounds: LabelBounds) -> Assignment:
+        """A choice that takes no program: of each group the split that adds the least, or the first, which as a rule is
+        none; whichever is faster."""
+        rounded = [group.splits[int(e.argmin())] for group, e in zip(self.tables.groups, bounds.excess, strict=True)]
+        tried = [
+            assess_splits(self.problem, [splits[g] for g in self.tables.group_of], (), self.prices, self.speed)
+            for splits in (rounded, [group.splits[0] for group in self.tables.groups])
+        ]
+        return min(tried, key=lambda chosen: chosen.seconds)
 
     def find_smallest(self) -> Assignment:
         """The choice that holds the fewest bytes, or the least that was found in time."""

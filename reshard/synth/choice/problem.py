@@ -80,6 +80,8 @@ class Node:
     `flops` and `bytes_per_run` are the work of one run on one device if nothing is split; both are divided by the axes
     of the factors, and neither by axes that split no factor. `times` says how often it runs. A factor of size 0 has any
     size: it is in no dim, and its axes say over what the node reads and writes sums (a *linear* node).
+    `held_bytes` is what a node holds that does no work, as of an argument; it is divided likewise, and each byte costs
+    a little, far less than to move it: of choices that take as long, the one that holds less is better.
     `only` lists the splits that are allowed, None for all; `tie` is a name that nodes share that must be split alike.
     `reuses` has pairs of a read and a write that may lie in the same memory, if the tensor that is read dies there.
     """
@@ -92,6 +94,7 @@ class Node:
     flops: float = 0.0
     bytes_per_run: float = 0.0
     times: int = 1
+    held_bytes: float = 0.0
     only: tuple[Split, ...] | None = None
     tie: str = ""
     reuses: tuple[tuple[int, int], ...] = ()
