@@ -46,6 +46,23 @@ def test_prices_are_those_of_plans(mesh: rs.Mesh, network: str) -> None:
         assert_price_is_of_the_plan(prices, source, draw_layout(rng, mesh, shape, dtype, rng.random() < 0.3), network)
 
 
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_estimates_of_many_moves_are_near_their_prices(mesh: rs.Mesh) -> None:
+    """Moves between the dims of one array that split alike elsewhere take what those take, with few exceptions."""
+    rng, prices = random.Random(f"{mesh}"), MovePrices(mesh, "tpu-v5p")
+    ratios: list[float] = []
+    for shape in SHAPES[:4]:
+        ends = [[draw_layout(rng, mesh, shape, "bf16", sums) for _ in range(8)] for sums in (True, False)]
+        estimates = prices.estimate_seconds(ends[0], [*ends[1], ends[0][0]])
+        assert estimates[0, -1] == 0
+        for source, row in zip(ends[0], estimates.tolist(), strict=True):
+            for target, estimate in zip(ends[1], row, strict=False):
+                exact = prices.price(source, target).seconds
+                ratios.append(estimate / exact if exact else 1.0 + estimate)
+    assert 0.5 < min(ratios) <= max(ratios) < 2
+    assert sum(math.isclose(ratio, 1.0, rel_tol=0.02) for ratio in ratios) > 0.95 * len(ratios)
+
+
 def test_one_form_at_every_size() -> None:
     """Small arrays are gathered at once, large ones over the idle axis, too: other plans of one form."""
     mesh, plans = rs.Mesh(dcn=2, x=8), set[tuple[str, ...]]()

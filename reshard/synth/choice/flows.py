@@ -10,7 +10,6 @@ For example, two layers whose weights are tied, on an axis of 2 devices:
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,13 +20,16 @@ import numpy as np
 from reshard.errors import PlanError
 from reshard.synth.choice.assess import TensorUse, list_uses, time_node
 from reshard.synth.choice.device_speed import DeviceSpeed
-from reshard.synth.choice.prices import MovePrice, MovePrices
+from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Access, Problem, Split, access_layout
 from reshard.synth.choice.splits import list_orders, list_splits
 from reshard.types.layout import Layout
 
 ALIKE_FROM = 2_000
-"""From so many pairs on, moves that are alike have one price."""
+"""Beyond so many pairs, moves that are alike have one price."""
+
+COUNTED_PAIRS = 500
+"""Of so many pairs that are left each has its own price again."""
 
 ReadKey: TypeAlias = tuple[int, int]
 """A group, and the number of a read of each of its nodes: what is kept or made anew alike."""
@@ -76,12 +78,13 @@ class ChoiceTables:
     layouts: tuple[Layout, ...]
     tile_bytes: np.ndarray
     seconds: dict[tuple[int, int], float]
-    priced: dict[tuple[int, int], MovePrice]
+    prices: MovePrices
 
     def beside(self, pair: tuple[int, int]) -> int:
         """Bytes that a move needs while it runs, beside source and target: few moves are asked for it."""
         source, target = pair
-        return max(0, self.priced[pair].peak_bytes - int(self.tile_bytes[source]) - int(self.tile_bytes[target]))
+        [price] = self.prices.price_pairs([(self.layouts[source], self.layouts[target])])
+        return max(0, price.peak_bytes - int(self.tile_bytes[source]) - int(self.tile_bytes[target]))
 
 
 def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -> ChoiceTables:
@@ -126,51 +129,40 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
         for alike, flow in flows.items()
     )
     listed = tuple(numbers)
-    # All prices at once: whoever plans them can share work between equal forms.
-    pairs = list(dict.fromkeys(pair for flow in joined for reader in flow.readers for pair in list_pairs(flow, reader)))
-    priced = _price_alike([(listed[source], listed[target]) for source, target in pairs], prices)
+    seconds = _time_moves(joined, listed, prices, ALIKE_FROM)
+    if seconds is None:
+        seconds = _estimate_moves(joined, listed, prices)
     tile_bytes = np.array([layout.tile_bytes for layout in listed], np.int64)
-    seconds = {pair: price.seconds for pair, price in zip(pairs, priced, strict=True)}
-    return ChoiceTables(
-        groups, group_of, joined, uses, listed, tile_bytes, seconds, dict(zip(pairs, priced, strict=True))
-    )
+    return ChoiceTables(groups, group_of, joined, uses, listed, tile_bytes, seconds, prices)
 
 
-def _price_alike(pairs: list[tuple[Layout, Layout]], prices: MovePrices) -> list[MovePrice]:
-    """The price of each move; of very many, of one for all in which the same axes hold one digit before and after.
+def _time_moves(
+    flows: Sequence[TensorFlow], layouts: Sequence[Layout], prices: MovePrices, exact: int
+) -> dict[tuple[int, int], float] | None:
+    """The seconds of each move that a flow may need; None if these are more than `exact`."""
+    pairs = dict.fromkeys(pair for flow in flows for reader in flow.readers for pair in list_pairs(flow, reader))
+    if len(pairs) > exact:
+        return None
+    priced = prices.price_pairs([(layouts[source], layouts[target]) for source, target in pairs])
+    return {pair: price.seconds for pair, price in zip(pairs, priced, strict=True)}
 
-    Where the digits stand decides next to nothing, and programs on three axes have half a million pairs.
-    What is chosen in the end is counted at the prices of its own moves.
-    """
-    if len(pairs) <= ALIKE_FROM:
-        return prices.price_pairs(pairs)
-    places: dict[Layout, dict[tuple[int, int, int], str]] = {}
-    for layout in dict.fromkeys(layout for pair in pairs for layout in pair):
-        held = places[layout] = {}
-        for number, dim in enumerate(layout.dims):
-            stride = 1
-            for digit in reversed(dim.digits):
-                if digit.axis is not None:
-                    held[number, stride, digit.radix] = digit.axis.axis
-                stride *= digit.radix
-    classes: dict[object, int] = {}
-    asked: list[tuple[Layout, Layout]] = []
-    class_of: list[int] = []
-    for source, target in pairs:
-        before, after = places[source], places[target]
-        # Digits that overlap without being equal are refined in ways of their own.
-        mixed = any(
-            a != b and a[0] == b[0] and a[1] < b[1] * b[2] and b[1] < a[1] * a[2] for a in before for b in after
-        )
-        axes = frozenset((before.get(place, ""), after.get(place, "")) for place in {*before, *after})
-        sums = (source.partial, target.partial, source.reduction, target.reduction)
-        alike = (source, target) if mixed else (axes, sums, source.dtype, math.prod(source.shape))
-        if alike not in classes:
-            classes[alike] = len(asked)
-            asked.append((source, target))
-        class_of.append(classes[alike])
-    priced = prices.price_pairs(asked)
-    return [priced[number] for number in class_of]
+
+def _estimate_moves(
+    flows: Sequence[TensorFlow], layouts: Sequence[Layout], prices: MovePrices
+) -> dict[tuple[int, int], float]:
+    """Roughly the seconds of each move: programs on three axes have half a million, in a few dozen tables."""
+
+    def list_distinct(numbers: np.ndarray) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(numbers.tolist()))
+
+    ends = {(list_distinct(flow.layouts), list_distinct(read.layouts)): None for flow in flows for read in flow.readers}
+    found: dict[tuple[int, int], float] = {}
+    for sources, targets in ends:
+        table = prices.estimate_seconds([layouts[a] for a in sources], [layouts[b] for b in targets])
+        rows: list[list[float]] = table.tolist()
+        for source, row in zip(sources, rows, strict=True):
+            found |= {(source, target): seconds for target, seconds in zip(targets, row, strict=True)}
+    return found
 
 
 def restrict_splits(tables: ChoiceTables, kept: Sequence[np.ndarray]) -> ChoiceTables:
@@ -193,7 +185,9 @@ def restrict_splits(tables: ChoiceTables, kept: Sequence[np.ndarray]) -> ChoiceT
         )
         for flow in tables.flows
     )
-    return replace(tables, groups=groups, flows=flows)
+    # What was estimated among all is counted among few.
+    seconds = _time_moves(flows, tables.layouts, tables.prices, COUNTED_PAIRS) or tables.seconds
+    return replace(tables, groups=groups, flows=flows, seconds=seconds)
 
 
 def list_pairs(flow: TensorFlow, reader: FlowReader) -> list[tuple[int, int]]:
