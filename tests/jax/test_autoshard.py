@@ -246,3 +246,42 @@ def test_functions_with_rules_for_the_partitioner_are_split_as_what_they_do(mesh
     x = fill(placed)
     np.testing.assert_allclose(choice.jit()(x), jax.nn.softmax(2 * x), rtol=1e-6)
     assert 0 < choice.received_bytes <= 1024  # All of it are 8192.
+
+
+def check_alone(choice, f, values):
+    """The step of a choice takes its arguments as it says, and returns what the function does on one device."""
+    placed = jax.device_put(values, choice.in_shardings)
+    for one, other in zip(jax.tree.leaves(jax.jit(f)(*values)), jax.tree.leaves(choice.jit()(*placed)), strict=True):
+        keys = jnp.issubdtype(one.dtype, jax.dtypes.prng_key)
+        one, other = (jax.random.key_data(each) if keys else each for each in (one, other))
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_arrays_without_elements_are_moved(mesh):
+    def f(x, e):
+        return x + e.sum(), jnp.concatenate([e, x[:0]]), e.T @ e
+
+    values = (jnp.ones((8, 8)), jnp.zeros((0, 8)))
+    fixed = {"e": P(None, "x"), "result/1": P(None, "y")}
+    check_alone(reshard.jax.autoshard(f, mesh, *values, fixed=fixed, compare="none"), f, values)
+
+
+def test_a_step_of_scalars_leaves_nothing_to_choose(mesh):
+    def f(a, b):
+        return a + b, a * 2
+
+    values = (jnp.float32(1), jnp.float32(2))
+    check_alone(reshard.jax.autoshard(f, mesh, *values, compare="none"), f, values)
+    with pytest.raises(BudgetError, match="the smallest budget that works is"):
+        reshard.jax.autoshard(f, mesh, *values, budget=1, compare="none")
+
+
+def test_keys_are_placed_as_jax_has_them(mesh):
+    def f(key, x):
+        key, drawn = jax.random.split(key)
+        return key, x + jax.random.normal(drawn, x.shape)
+
+    values = (jax.random.key(0), jnp.zeros((8, 8)))
+    choice = reshard.jax.autoshard(f, mesh, *values, fixed={"x": P("x"), "key": P()}, compare="none")
+    assert choice.in_shardings[0].spec == P() and choice.in_shardings[1].spec[0] == "x"
+    check_alone(choice, f, values)

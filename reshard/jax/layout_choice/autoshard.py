@@ -32,8 +32,8 @@ from reshard.jax.layout_choice.fixed_specs import read_fixed
 from reshard.jax.layout_choice.graph import build_graph
 from reshard.jax.layout_choice.op_rules import read_op_rules
 from reshard.jax.layout_choice.search import CHOSEN, LayoutSearch, TriedLayouts, measure_time
-from reshard.jax.layout_choice.trace_step import TracedStep, read_step, trace_step
-from reshard.jax.layout_choice.wrap_module import wrap_module
+from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_step, trace_step
+from reshard.jax.layout_choice.wrap_module import place_value, wrap_module
 from reshard.jax.program_report import checked_function, devices_for
 from reshard.jax.request import options_on
 from reshard.lower.to_stablehlo import Module
@@ -74,15 +74,15 @@ class LayoutChoice:
     @property
     def in_shardings(self) -> Any:
         """The shardings of the arguments, as `jax.jit` takes them; of a program from a file, a tuple."""
-        return self._place(self.best.in_specs, self.search.step.in_tree)
+        return self._place(self.best.in_specs, self.search.step.arguments, self.search.step.in_tree)
 
     @property
     def out_shardings(self) -> Any:
         """The shardings of the results, as `jax.jit` takes them; None where they are left to the compiler."""
-        return self._place(self.best.out_specs, self.search.step.out_tree)
+        return self._place(self.best.out_specs, self.search.step.results, self.search.step.out_tree)
 
-    def _place(self, specs: Sequence[PartitionSpec | None], tree: Any) -> Any:
-        placed = tuple(None if spec is None else NamedSharding(self.search.jax_mesh, spec) for spec in specs)
+    def _place(self, specs: Sequence[PartitionSpec | None], values: Sequence[StepValue], tree: Any) -> Any:
+        placed = tuple(place_value(self.search.jax_mesh, *pair) for pair in zip(specs, values, strict=True))
         return placed if tree is None else jax.tree.unflatten(tree, placed)
 
     def jit(self) -> Any:

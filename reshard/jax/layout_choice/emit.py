@@ -274,6 +274,11 @@ class _Emitter:
 
     def move(self, tile: Value, source: Layout, target: Layout) -> Value:
         """The tile moved by its plan, at MLIR's insertion point."""
+        if 0 in source.shape:
+            # A plan of nothing reads nothing, not even its argument.
+            empty = _tile_type(tile.type, target)
+            nothing = {"value": ir.Attribute.parse(f"dense<> : {empty}")}
+            return ir.Operation.create("stablehlo.constant", [empty], [], nothing).results[0]
         if source.shape:
             return insert_tile_plan(self.prices.plan(source, target), tile, self.platform)
         # Plans are of arrays with dims.

@@ -52,12 +52,12 @@ def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
     """
     main = _find_main(module)
     inputs = [
-        _place_value(mesh, read_spec(value_sharding(argument)), value)
+        place_value(mesh, read_spec(value_sharding(argument)), value)
         for argument, value in zip(main.regions[0].blocks[0].arguments, step.arguments, strict=True)
     ]
     given = [ir.DictAttr(each) for each in main.attributes["res_attrs"]] if "res_attrs" in main.attributes else []
     outputs = [
-        _place_value(mesh, read_spec(each[SHARDING] if each is not None and SHARDING in each else None), value)
+        place_value(mesh, read_spec(each[SHARDING] if each is not None and SHARDING in each else None), value)
         for each, value in itertools.zip_longest(given, step.results)
     ]
     avals = tuple(ShapedArray(each.shape, numpy_dtype(dtypes.canonical(each.dtype))) for each in step.results)
@@ -88,7 +88,7 @@ def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
     )
 
 
-def _place_value(mesh: JaxMesh, spec: PartitionSpec | None, value: StepValue) -> NamedSharding | None:
+def place_value(mesh: JaxMesh, spec: PartitionSpec | None, value: StepValue) -> NamedSharding | None:
     """The sharding of an argument or a result, None for the compiler's; that of keys has no dim for what a key is made
     of."""
     if spec is None:

@@ -58,6 +58,8 @@ class LinearProgram:
 
     def solve(self, gap: float, time_limit: float) -> Solution:
         """The least cost within a relative `gap`, or the least that is found in so many seconds."""
+        if not self.costs:
+            return self._solve_nothing()
         optimize, matrix = self._load_solver()
         found = optimize.milp(
             self.costs,
@@ -72,6 +74,8 @@ class LinearProgram:
 
     def relax(self, time_limit: float) -> Solution:
         """The least cost if no variable need be whole, with the prices of the rows."""
+        if not self.costs:
+            return self._solve_nothing()
         optimize, matrix = self._load_solver()
         low, high = np.array(self._low), np.array(self._high)
         equal, above, below = low == high, (low != high) & (low > -np.inf), (low != high) & (high < np.inf)
@@ -91,6 +95,11 @@ class LinearProgram:
         prices = np.zeros(len(low))
         prices[below] = -found.ineqlin.marginals[: int(below.sum())]
         return Solution(found.x, float(found.fun), False, prices)
+
+    def _solve_nothing(self) -> Solution:
+        """Of a step without a choice, such as one of scalars: the solver takes no program without variables."""
+        impossible = any(low > 0 or high < 0 for low, high in zip(self._low, self._high, strict=True))
+        return Solution(None if impossible else np.zeros(0), 0.0, impossible, np.zeros(len(self._low)))
 
     def _load_solver(self) -> tuple[Any, Any]:
         try:

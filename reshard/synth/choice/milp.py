@@ -185,6 +185,8 @@ class _SplitSearch:
         best = self.find_best(None)
         if best is None:
             raise PlanError("no choice of layouts was found in time: give a longer time_limit")
+        if best.peak_bytes == 0:  # A step of scalars: no position has anything to count.
+            return best
         unit = _round_unit(best.peak_bytes)
         self.add_rows(best, 0)
         # Where memory alone counts nearly all splits are as good as others: some of the seconds tell them apart.
