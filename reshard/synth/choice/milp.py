@@ -58,8 +58,8 @@ def choose_splits(
 ) -> Assignment:
     """The assignment that takes the fewest seconds, within a relative `gap`, and holds at most `budget` bytes.
 
-    A device holds `extra_bytes` beside what the problem knows of. After `time_limit` seconds the best assignment so far
-    is returned; its `gap` says how far from the best one it can be.
+    A device holds `extra_bytes` beside what the problem knows of. After `time_limit` seconds, not
+    counting those of the prices, the best assignment so far is returned; its `gap` says how far off it can be.
     Raises `BudgetError` if no assignment meets the budget, and `PlanError` if none was found in time.
     """
     search = _SplitSearch(problem, prices, speed, gap, time_limit)
@@ -102,8 +102,9 @@ class _SplitSearch:
 
     def __init__(self, problem: Problem, prices: MovePrices, speed: DeviceSpeed, gap: float, time_limit: float) -> None:
         self.problem, self.prices, self.speed, self.gap = problem, prices, speed, gap
-        self.until = time.monotonic() + time_limit
         self.tables = tabulate_problem(problem, prices, speed)
+        # Prices are needed whatever they take: a limit that they used up would leave the first choice that comes.
+        self.until = time.monotonic() + time_limit
         self.scale = scale_seconds(self.tables)
         self.rows: dict[MemoryRow, float] = {}
         # Splits that some relaxation within the budget took a part of: good candidates, whatever the bounds say.

@@ -150,10 +150,9 @@ class MovePrices:
 
     def _estimate_class(self, number: int, source: Layout, target: Layout) -> float:
         nbytes = math.prod(source.shape) * dtypes.bits(source.dtype) // 8
-        stretch, sums = (
-            sum(edge <= nbytes for edge in self._edges),
-            source.dtype if source.partial or target.partial else "",
-        )
+        stretch = sum(edge <= nbytes for edge in self._edges)
+        # Operations of sums alone tell dtypes apart.
+        sums = source.dtype if source.partial or target.partial else ""
         key = number, stretch, sums
         if key not in self._class_forms:
             named = self._rename_axes(source, target)
