@@ -285,3 +285,17 @@ def test_keys_are_placed_as_jax_has_them(mesh):
     choice = reshard.jax.autoshard(f, mesh, *values, fixed={"x": P("x"), "key": P()}, compare="none")
     assert choice.in_shardings[0].spec == P() and choice.in_shardings[1].spec[0] == "x"
     check_alone(choice, f, values)
+
+
+def test_numbers_of_python_are_arguments(mesh):
+    def f(x, rate, count):
+        return x * rate, count + 1
+
+    values = (jnp.ones((8, 8)), 0.5, 3)
+    check_alone(reshard.jax.autoshard(f, mesh, *values, compare="none"), f, values)
+
+
+def test_one_device_is_refused():
+    one = Mesh(np.array(jax.devices()[:1]), ("x",))
+    with pytest.raises(MeshError, match=r"one device.*jax\.jit"):
+        reshard.jax.autoshard(lambda x: x @ x, one, jnp.ones((8, 8)))

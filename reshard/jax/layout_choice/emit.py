@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reshard.errors import ProgramError
+from reshard.errors import MeshError, ProgramError, quoted
 from reshard.jax.layout_choice.localize import localize_op, localize_source
 from reshard.jax.layout_choice.op_rules import is_source
 from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
@@ -56,11 +56,14 @@ def emit_step(step: TracedStep, layouts: StepLayouts, prices: MovePrices) -> Mod
     An operation without layouts is done whole by every device. The step is left as it is.
 
     Raises `ProgramError` for a step that is not emitted: with values that are no arrays, or with a `shard_map` inside
-    another one.
+    another one; `MeshError` for a mesh of one device.
     """
     mesh = next((each.mesh for each in (*layouts.arguments, *layouts.results)), None)
     if mesh is None:
         raise ProgramError("the step has neither arguments nor results; nothing can be split")
+    if mesh.size == 1:
+        # XLA does not partition for one device, and would meet the manual computation unchanged.
+        raise MeshError(f"mesh {quoted(str(mesh))} has one device, and nothing to split: jax.jit runs the step")
     with step.module.context, ir.Location.unknown():
         module, symbol = _start_module(step, mesh)
         body: Block = step.main.regions[0].blocks[0]

@@ -91,6 +91,10 @@ def trace_step(
     (['w', 'x', 'result/0', 'result/1'], [0], {0: 0})
     """
     positions = {donate} if isinstance(donate, int) else set(donate)
+    # Numbers of Python have a type like arrays, which says that it gives way to others.
+    shapes = jax.tree.map(
+        lambda leaf: jax.eval_shape(lambda: leaf) if isinstance(leaf, bool | int | float | complex) else leaf, shapes
+    )
     # A function that is jitted already is called inside, so that no argument is dropped and none is donated here: who
     # emits the step says which tile of an argument a result may take.
     traced: Any = jax.jit(f, keep_unused=True).trace(*shapes)
