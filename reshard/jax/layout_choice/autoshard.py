@@ -123,18 +123,19 @@ class LayoutChoice:
     @cached_property
     def explanation(self) -> Explanation | None:
         """What was chosen and why, in words; None where an expert's program is returned as it is."""
-        planned = self.best.planned
-        if planned is None or not self.best.emitted:
+        planned, graph = self.best.planned, self.best.graph
+        if planned is None or graph is None or not self.best.emitted:
             return None
-        arguments = [
-            (value.name, at) for value, at in zip(self.search.step.arguments, self.search.graph.arguments, strict=True)
-        ]
+        arguments = [(value.name, at) for value, at in zip(self.search.step.arguments, graph.arguments, strict=True)]
         # Of one that is as fast there is nothing to tell.
         slower = 1.001 * planned.seconds
-        rivals = [(each.name, each.planned) for each in self.tried[1:] if each.planned is not None]
-        rivals = [one for one in rivals if one[1].seconds > slower]
+        rivals = [
+            (each.name, each.graph.problem, each.planned)
+            for each in self.tried[1:]
+            if each.graph is not None and each.planned is not None and each.planned.seconds > slower
+        ]
         # What the model thinks of experts, not what was compiled of them: the moves of both are told by one model.
-        rival = min(rivals, key=lambda one: one[1].seconds, default=None)
+        rival = min(rivals, key=lambda one: one[2].seconds, default=None)
         problem = self.search.graph.problem
         larger: list[tuple[int, Assignment]] = []
         # Who has a budget asks what more of it would buy; without one there is nothing to buy.
@@ -145,7 +146,7 @@ class LayoutChoice:
             bought = choose_splits(problem, self.search.prices, self.search.speed, budget=doubled, extra_bytes=unseen)
             larger.append((doubled, bought))
         named = [(name, number) for name, number in arguments if number >= 0]
-        return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger)
+        return explain_choice(graph.problem, planned, named, self.search.prices, self.search.speed, rival, larger)
 
     def trade_off(self, budgets: Sequence[int] = ()) -> TradeOff:
         """What is chosen under each budget, by default from the least possible one up: a picture in a notebook."""
@@ -186,24 +187,27 @@ class LayoutChoice:
         assumed = " (assumed: name one, or measure it with reshard calibrate)" if self.network_assumed else ""
         axes = ", ".join(f"{name}={size}" for name, size in self.search.jax_mesh.shape.items())
         lines = [f"shardings on <{axes}>, network {self.network.name}{assumed}, {budget}", ""]
-        rows = [("", "received", "peak", "moves", "work", "")]
+        rows = [("", "received", "peak", "moves", "work", "total", "")]
         for each in self.tried:
             mark = "returned" if each is self.best else each.why
             if each.planned is not None:
                 planned = each.planned
                 work = seconds_text(planned.seconds - planned.move_seconds)
                 sizes = bytes_text(planned.received_bytes), bytes_text(planned.peak_bytes)
-                named = f"{each.name}, planned" if each.compiled is not None else each.name
-                rows.append((named, *sizes, seconds_text(planned.move_seconds), work, mark * (each.compiled is None)))
+                times = seconds_text(planned.move_seconds), work, seconds_text(planned.seconds)
+                rows.append((f"{each.name}, planned", *sizes, *times, mark * (each.compiled is None)))
             if each.compiled is not None:
                 made = each.compiled
                 work = seconds_text(self.search.sum_seconds(made) - made.move_seconds)
                 sizes = bytes_text(made.received_bytes), bytes_text(made.peak_bytes)
-                rows.append((f"{each.name}, compiled", *sizes, seconds_text(made.move_seconds), work, mark))
+                times = seconds_text(made.move_seconds), work, seconds_text(self.search.sum_seconds(made))
+                rows.append((f"{each.name}, compiled", *sizes, *times, mark))
         wide = [max(len(row[at]) for row in rows) for at in range(6)]
         for row in rows:
-            cells = [row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:5], wide[1:5], strict=True))]
-            lines.append("  ".join([*cells, row[5]]).rstrip())
+            cells = [row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:6], wide[1:], strict=True))]
+            lines.append("  ".join([*cells, row[6]]).rstrip())
+        if len(self.tried) > 1:
+            lines += ["", "compiled rows compare with compiled rows; what is only planned, compare='all' compiles"]
         if 0 < self.gap < 10:  # Of a choice that was made for memory alone, the bound says nothing.
             lines += ["", f"what was chosen takes at most {self.gap:.1%} longer than the best choice, by the model"]
         specs = (*self.best.in_specs, *self.best.out_specs)
@@ -218,6 +222,8 @@ class LayoutChoice:
             lines += ["", "loops whose trips depend on data count as one trip"]
         if self.explanation is not None:
             lines += ["", str(self.explanation)]
+            if " more" in str(self.explanation):
+                lines.append("to_dict()['arguments'] has the spec of every argument")
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -81,12 +81,13 @@ def explain_choice(
     arguments: Sequence[tuple[str, int]],
     prices: MovePrices,
     speed: DeviceSpeed,
-    rival: tuple[str, Assignment] | None = None,
+    rival: tuple[str, Problem, Assignment] | None = None,
     budgets: Sequence[tuple[int, Assignment]] = (),
 ) -> Explanation:
     """Says what was chosen and why; `arguments` are names with the numbers of their tensors.
 
-    `rival` is an assignment to compare with, by its name; `budgets` are larger budgets with what would be chosen.
+    `rival` is an assignment to compare with, by its name and of its own problem; `budgets` are larger budgets with what
+    would be chosen.
     """
     moves = list_moves(problem, chosen.splits, chosen.anew)
     costs = {move: move.times * prices.price(move.source, move.target).seconds for move in moves}
@@ -101,7 +102,7 @@ def explain_choice(
         received = prices.price(move.source, move.target).received_bytes
         runs = f", {counted(move.times, 'time')}" if move.times > 1 else ""
         shown.append((name, f"{change}, {bytes_text(received)} received{runs}, {seconds_text(seconds)} in all{other}"))
-    avoided = () if rival is None else _list_avoided(problem, costs, rival[1], prices)
+    avoided = () if rival is None else _list_avoided(problem, costs, *rival[1:], prices)
     return Explanation(
         _group_arguments(problem, chosen, arguments, moves),
         tuple(shown),
@@ -288,7 +289,7 @@ def _weigh_move(problem: Problem, chosen: Assignment, move: PlacedMove, prices: 
 
 
 def _list_avoided(
-    problem: Problem, costs: Mapping[PlacedMove, float], rival: Assignment, prices: MovePrices
+    problem: Problem, costs: Mapping[PlacedMove, float], other: Problem, rival: Assignment, prices: MovePrices
 ) -> tuple[tuple[str, str], ...]:
     """Where another assignment spends the most more on moves, by the names of what it moves."""
     here: defaultdict[str, float] = defaultdict(float)
@@ -296,8 +297,9 @@ def _list_avoided(
         here[_name_pattern(problem.tensors[move.tensor].name)] += seconds
     there: defaultdict[str, float] = defaultdict(float)
     changes: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for move in list_moves(problem, rival.splits, rival.anew):
-        name, price = _name_pattern(problem.tensors[move.tensor].name), prices.price(move.source, move.target)
+    # What is fixed divides a step into other nodes: names are what both have in common.
+    for move in list_moves(other, rival.splits, rival.anew):
+        name, price = _name_pattern(other.tensors[move.tensor].name), prices.price(move.source, move.target)
         there[name] += move.times * price.seconds
         words = _say_change(move)
         changes[name][words] = changes[name].get(words, 0) + move.times * price.received_bytes
@@ -314,7 +316,7 @@ def _list_avoided(
 
 
 def _say_memory(chosen: Assignment, budgets: Sequence[tuple[int, Assignment]]) -> str:
-    said = f"{bytes_text(chosen.peak_bytes)} at the peak of a device"
+    said = f"{bytes_text(chosen.peak_bytes)} at the peak of a device, by the model"
     for budget, other in budgets:
         # A smaller gain is within the gap of the choice.
         if other.seconds < 0.99 * chosen.seconds:

@@ -51,14 +51,16 @@ _EXPERT_SECONDS, _EXPERT_GAP = 5.0, 0.02
 class TriedLayouts:
     """A program of the step that was considered: specs by the numbers of arguments and results, and figures.
 
-    A spec of None is left to the compiler. `planned` is what the model says; of an expert's, with the best that it can
-    have inside; if `emitted`, the program is that. `compiled` is None for what was not compiled, and `why` says why.
+    A spec of None is left to the compiler. `planned` is what the model says of a `graph`; of an expert's program, whose
+    graph has other nodes since more of it is fixed, with the best that it can have inside. If `emitted`, the program is
+    that. `compiled` is None for what was not compiled, and `why` says why.
     """
 
     name: str
     in_specs: tuple[PartitionSpec | None, ...]
     out_specs: tuple[PartitionSpec | None, ...]
     planned: Assignment | None
+    graph: StepGraph | None = field(default=None, repr=False)
     module: Module | None = field(default=None, repr=False)
     compiled: ExecutableFigures | None = None
     why: str = ""
@@ -125,13 +127,14 @@ class LayoutSearch:
 
     def compile_assignment(self, chosen: Assignment, graph: StepGraph | None = None) -> TriedLayouts:
         """The program of an assignment, emitted and compiled."""
-        layouts = (graph or self.graph).spell_layouts(chosen)
+        graph = graph or self.graph
+        layouts = graph.spell_layouts(chosen)
         in_specs, out_specs = (
             tuple(layout.to_jax(self.jax_mesh).spec for layout in each) for each in (layouts.arguments, layouts.results)
         )
         with measure_time(self.spent, "emit"):
             module = emit_step(self.step, layouts, self.prices)
-        return self.compile_program(TriedLayouts(CHOSEN, in_specs, out_specs, chosen, module, emitted=True))
+        return self.compile_program(TriedLayouts(CHOSEN, in_specs, out_specs, chosen, graph, module, emitted=True))
 
     def compile_program(self, tried: TriedLayouts) -> TriedLayouts:
         """The same with the compiler's figures."""
@@ -151,7 +154,7 @@ class LayoutSearch:
             try:
                 with measure_time(self.spent, "experts"):
                     graphs[expert.name], planned = self._plan_expert(expert)
-                    row = replace(row, planned=planned)
+                    row = replace(row, planned=planned, graph=graphs[expert.name])
                     row = replace(row, module=write_expert(self.step, expert, self.mesh))
             except ReshardError as error:
                 row = replace(row, why=shortened(str(error), 80))

@@ -114,7 +114,7 @@ def test_a_rivals_moves_are_compared_with_those_that_were_chosen(prices: MovePri
     chosen, rival = assess("columns", prices), assess("FSDP", prices)
     faster = dataclasses.replace(chosen, seconds=0.6 * chosen.seconds)
     budgets = [(2**29, chosen), (2**30, faster)]
-    said = explain_choice(PROBLEM, chosen, ARGUMENTS, prices, SPEED, ("FSDP", rival), budgets)
+    said = explain_choice(PROBLEM, chosen, ARGUMENTS, prices, SPEED, ("FSDP", PROBLEM, rival), budgets)
     rows = dict(said.avoided)
     assert rows.keys() == {"params/layers/*/w"}  # The gradient's sum is as long in both.
     assert rows["params/layers/*/w"].startswith("gathered over x, y, 1.8 MiB received, ")
