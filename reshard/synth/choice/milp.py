@@ -74,7 +74,8 @@ def choose_splits(
     # Some of the time is for the fewest bytes, should nothing fit.
     until = search.until
     search.until -= 0.3 * (until - time.monotonic())
-    found = search.find_best(most)
+    # What no choice can keep to at a single position need not be looked for.
+    found = None if search.rows and search.bound_bytes() * (1 - 1e-6) > most else search.find_best(most)
     if found is not None:
         return found
     search.until = until
@@ -190,6 +191,10 @@ class _SplitSearch:
             return best
         unit = _round_unit(best.peak_bytes)
         self.add_rows(best, 0)
+        # What is fastest is often split as far as can be, so that only copies made anew are left to save.
+        best = min(best, self._repair(best.splits, best.anew, 0), key=lambda chosen: chosen.peak_bytes)
+        if best.peak_bytes <= self.bound_bytes() * (1 + self.gap):
+            return best
         # Where memory alone counts nearly all splits are as good as others: some of the seconds tell them apart.
         prices = {next(iter(self.rows)).position: 1.0 / unit}
         bounds = LabelBounds(self.problem, self.tables, 0.0)
@@ -229,6 +234,15 @@ class _SplitSearch:
             if best.peak_bytes <= least * (1 + self.gap) + 0.5 or everything or time.monotonic() > self.until:
                 break
         return best
+
+    def bound_bytes(self) -> float:
+        """What every choice holds for certain at the first position that has a row, the worst of the choice seen."""
+        position = next(iter(self.rows)).position
+        bounds = LabelBounds(self.problem, self.tables, 0.0)
+        # Costs of about a thousand, as those of seconds are.
+        unit = max(1.0, 1e-3 * float(self.tables.tile_bytes.max()))
+        bounds.price_bytes({position: 1.0 / unit})
+        return self._raise_bound(bounds) * unit
 
     def _slice(self) -> float:
         """Seconds for one program: a third of what is left, so that others follow it."""
