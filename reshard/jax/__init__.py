@@ -12,6 +12,7 @@
     enabled()                    a context in which it is on
     transform(program)           a pass on a StableHLO module, before partitioning
     autoshard(f, mesh, *shapes)  which shardings a step should have, and its program, which moves as planned
+    LayoutChoice                 what `autoshard` returns: shardings, program, figures, reasons
     calibrate()                  measures the links and the speed of the devices, and plans for them from then on
     report(f)(*args)             how XLA moves data in a function's program, and what is lost by that
     show(array)                  prints which device holds what of a live array
@@ -41,6 +42,7 @@ if tuple(map(int, _jax.__version__.split(".")[:2])) < (0, 11):  # An older jax h
 from reshard.jax.jit import deserialize as deserialize
 from reshard.jax.jit import jit as jit
 from reshard.jax.jit import strict as strict
+from reshard.jax.layout_choice.autoshard import LayoutChoice as LayoutChoice
 from reshard.jax.layout_choice.autoshard import autoshard as autoshard
 from reshard.jax.layout_choice.calibration import calibrate as calibrate
 from reshard.jax.placement import Part as Part

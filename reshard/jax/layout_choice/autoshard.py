@@ -251,9 +251,11 @@ def autoshard(
     `reshard.plan`, and `speed` a `DeviceSpeed` or the name of one. `fixed` maps paths of arguments and results to the
     specs that stay: `{"params/w1": P("x"), "result/0": None}`; see `layout_choice.fixed_specs`. `donate` has the
     numbers of the arguments that are donated. `compare` says which programs of experts are compiled beside the chosen
-    one: "none", the "best" by the model, or "all".
+    one: "none", the "best" by the model, or "all". `time_limit` has the wall seconds of each search; prices of moves
+    and compiles are not counted.
 
-    Raises `BudgetError` if nothing that was compiled fits the budget; it has the smallest that something fits.
+    Raises `BudgetError` if nothing that was compiled fits the budget; its `smallest` is the least that was compiled, no
+    proven least.
     """
     if not isinstance(mesh, JaxMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise MeshError(
