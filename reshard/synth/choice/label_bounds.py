@@ -55,7 +55,7 @@ class _Shared:
 
 
 class LabelBounds:
-    """Bounds for a problem; `pass_costs` raises them, and `descend` looks for choices near them."""
+    """Bounds for a problem; `pass_costs` raises them, and `excess` says how much more each split takes at least."""
 
     def __init__(self, problem: Problem, tables: ChoiceTables, scale: float) -> None:
         self.problem, self.tables = problem, tables
