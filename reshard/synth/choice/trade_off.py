@@ -10,6 +10,7 @@ from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.milp import choose_splits, smallest_budget
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment, Problem
+from reshard.types.units import bytes_text, seconds_text
 
 _BUDGETS = 5  # Between the least peak and that of the fastest choice, if none are given.
 
@@ -38,6 +39,11 @@ class TradeOff:
 
     def _repr_html_(self) -> str:
         return self.to_svg()
+
+    def __repr__(self) -> str:
+        # An assignment has a split for each of hundreds of nodes: the points are what people read.
+        steps = ", ".join(f"{seconds_text(each.seconds)} in {bytes_text(each.peak_bytes)}" for _, each in self.points)
+        return f"TradeOff({steps})"
 
 
 def solve_trade_off(
