@@ -1,8 +1,8 @@
 """Chosen layouts of programs that nobody tuned for: results against `jax.jit` on one device, bytes against the plan.
 
 Every program (loops, branches, integers, keys, gathers, sorts, empty arrays, trees with None, own shardings, ...) is
-chosen for with random fixed specs and budgets, on random meshes of 8 CPU devices, and run. Prints each that differs,
-moves other bytes than planned, or raises what is no error of this package; the last line counts.
+chosen for with random fixed specs and budgets, on random meshes of 8 CPU devices, and run. It prints every program
+whose results or bytes differ, or that raises a foreign exception, and counts them in the last line.
 
     python benchmarks/fuzz_choices.py [--seed 0] [--rounds 1] [--only NAME] [--seconds 600]
 """

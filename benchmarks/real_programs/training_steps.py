@@ -184,7 +184,7 @@ def llama_scan(scale: Scale) -> Case:
 
 
 def _muon_numbers(weights: Any) -> Any:
-    """That matrices are stacked along the first dim, which optax has to be told."""
+    """The dims that Muon multiplies: optax must be told that the first one stacks matrices."""
     from optax.contrib import MuonDimensionNumbers
 
     return jax.tree.map(lambda _: MuonDimensionNumbers(1, 2), weights)

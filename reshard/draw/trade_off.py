@@ -45,7 +45,7 @@ def draw_trade_off(
     """
     best: list[tuple[int, float]] = []
     for size, seconds in sorted(choices):
-        # Among choices whose gap is not zero, one with more memory may take longer: it is no step of the stair.
+        # With a gap, a choice with more memory may take longer than one with less; the stair leaves it out.
         if not best or seconds < best[-1][1]:
             best.append((size, seconds))
     sizes = [size for size, _ in [*best, *others.values()]] + ([budget] if budget else [])

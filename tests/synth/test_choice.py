@@ -19,7 +19,7 @@ from reshard.synth.choice import (
     Tensor,
     assess_splits,
     flows,
-    list_moves,
+    list_placed_moves,
 )
 from reshard.synth.choice.flows import tabulate_problem
 from reshard.synth.choice.linear_program import LinearProgram, Solution
@@ -89,6 +89,15 @@ def two_products(batch=4096, wide=8192):
     return Problem(MESH, tensors, (x, w, product, read))
 
 
+@pytest.mark.parametrize(("seed", "budget"), [(7712030390, 216), (7712030702, 1536), (7712030722, 832)])
+def test_what_needs_an_impossible_move_is_no_choice(seed, budget):
+    # Rounding a relaxation gives splits between which no plan moves, and they hold few bytes.
+    _, problem, every = enumerate_case(seed)
+    assert every.best(budget) < INFINITE
+    chosen = choose_splits(problem, TablePrices(problem.mesh, seed), SPEED, budget, gap=0.0)
+    assert chosen.seconds == pytest.approx(every.best(budget), abs=1e-6) and chosen.peak_bytes <= budget
+
+
 def test_real_prices_are_those_of_plans_and_what_is_fixed_stays():
     problem = two_products()
     prices, speed = MovePrices(MESH, "tpu-v5p"), DeviceSpeed.preset("tpu-v5p")
@@ -98,7 +107,7 @@ def test_real_prices_are_those_of_plans_and_what_is_fixed_stays():
     assert chosen.splits[0] == fixed
     # The order of a fixed batch is open to whoever reads it: nothing is put in another order.
     assert chosen.splits[2][0] == ("y", "x")
-    moves = list_moves(problem, chosen.splits, chosen.anew)
+    moves = list_placed_moves(problem, chosen.splits, chosen.anew)
     plans = [rs.plan(move.source, move.target, network="tpu-v5p") for move in moves]
     assert chosen.move_seconds == pytest.approx(
         sum(move.times * p.seconds for move, p in zip(moves, plans, strict=True))

@@ -32,7 +32,7 @@ from reshard.jax.layout_choice.fixed_specs import read_fixed
 from reshard.jax.layout_choice.graph import build_graph
 from reshard.jax.layout_choice.op_rules import read_op_rules
 from reshard.jax.layout_choice.search import CHOSEN, LayoutSearch, TriedLayouts, measure_time
-from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_step, trace_step
+from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_step_program, trace_step
 from reshard.jax.layout_choice.wrap_module import place_value, wrap_module
 from reshard.jax.program_report import checked_function, devices_for
 from reshard.jax.request import options_on
@@ -298,7 +298,7 @@ def autoshard_program(
         if not equals:
             raise LayoutError(f"fixed {quoted(text)}: give a path and a spec, params/w1=P('x')")
         specs[path] = PartitionSpec(*parse_spec(spec).dims)
-    step = read_step(program, platform=platform)
+    step = read_step_program(program, platform=platform)
     # Devices of a topology exist only for the compiler, which is all that figures need.
     devices = devices_for(axes.size, platform, topology)
     mesh = JaxMesh(np.array(devices).reshape(tuple(axes.axes.values())), tuple(axes.axes))

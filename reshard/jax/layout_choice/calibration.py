@@ -65,7 +65,7 @@ def calibrate(mesh: JaxMesh | str | None = None, name: str = "calibrated", *, st
         raise PlanError("calibrate() measures the devices of one process; name a network with RESHARD_NETWORK=FILE")
     source = f"measured on {len(devices)} devices {devices[0].device_kind!r}, all at once"
     links = {axis: _measure_axis(mesh, axis, size) for axis, size in mesh.shape.items() if size > 1}
-    # Of a single device there is no link to measure, and none that a plan would use.
+    # A single device has no link; plans on it move nothing, so any figure serves.
     slowest = min(links.values(), key=lambda link: link.speed, default=Link(0.0, 1e12))
     network = Network(name, slowest, slowest, len(devices), links, source)
     measured = Calibration(network, _measure_speed(mesh, name, source))

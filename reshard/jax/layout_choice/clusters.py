@@ -116,7 +116,7 @@ def find_clusters(flow: StepFlow, rules: Mapping[int, OpRule], mesh: Mesh, free:
 
     `free` are values that cost nothing in any layout, and so tie nobody.
     """
-    sums = find_sums(flow, rules, free)
+    sums = find_started_sums(flow, rules, free)
     apart = set[int]()
     while True:
         found = _Clusters(flow, rules, mesh)
@@ -265,7 +265,7 @@ class _Clusters:
         return pairs
 
 
-def find_sums(flow: StepFlow, rules: Mapping[int, OpRule], free: frozenset[int]) -> dict[int, Summand]:
+def find_started_sums(flow: StepFlow, rules: Mapping[int, OpRule], free: frozenset[int]) -> dict[int, Summand]:
     """The operations that add up partial sums.
 
     Terms are what operations write whose split makes their results sums, and what a loop carries and only adds to.

@@ -191,11 +191,11 @@ def _dividing(size: int, axes: Sequence[str], mesh: Mesh) -> list[str]:
     """Those of the axes, in their order, that together divide a size and are of the most devices."""
     # Larger subsets first, so that of equal products the one of most axes is taken.
     subsets = (subset for count in range(len(axes), -1, -1) for subset in itertools.combinations(axes, count))
-    fitting = [subset for subset in subsets if size % _count(subset, mesh) == 0]
-    return list(max(fitting, key=lambda subset: _count(subset, mesh)))
+    fitting = [subset for subset in subsets if size % _count_devices(subset, mesh) == 0]
+    return list(max(fitting, key=lambda subset: _count_devices(subset, mesh)))
 
 
-def _count(axes: Collection[str], mesh: Mesh) -> int:
+def _count_devices(axes: Collection[str], mesh: Mesh) -> int:
     return math.prod(mesh.axes[name] for name in axes)
 
 
@@ -207,9 +207,9 @@ def _spell_dims(dims: Sequence[Sequence[str]]) -> PartitionSpec:
 class _StepRoles:
     """What the arguments of a step are: a batch, with the dim that counts its examples; weights; or an optimizer's.
 
-    A batch is what is no state and has as many examples as the others; a weight is a state, or a tree of several
-    arrays, of which products or lookups take views. What is left are states that follow a weight: those whose name
-    ends like a weight's, else the first of its shape.
+    The batch is every argument that is not state and has as many examples as the others. A weight is a state (or one of
+    a tree of several arrays) that products or lookups read. Every other state belongs to an optimizer and follows a
+    weight: the one whose name ends alike, else the first of its shape.
     """
 
     def __init__(self, step: TracedStep, rules: Mapping[int, OpRule]) -> None:
@@ -304,7 +304,7 @@ class _StepRoles:
         examples = next((step.arguments[at].shape[dim] for at, dim in self.batch.items()), 1)
         batch = _dividing(examples, batch, mesh)
         axes_of = {BATCH: batch, FEATURE: list(features), POSITION: list(features) if positions else []}
-        counts = {mark: _count(axes, mesh) for mark, axes in axes_of.items()}
+        counts = {mark: _count_devices(axes, mesh) for mark, axes in axes_of.items()}
         split, marks = self._spread_marks(counts)
 
         def lay_out(at: int) -> PartitionSpec:
@@ -318,7 +318,9 @@ class _StepRoles:
                 dims[split[leader]] = list(features)
             # Weights that FSDP splits take their states along; ZeRO-1 splits the states alone.
             over = weights or (() if at in self.weights else optimizer)
-            free = [dim for dim, size in enumerate(value.shape) if not dims[dim] and size % _count(over, mesh) == 0]
+            free = [
+                dim for dim, size in enumerate(value.shape) if not dims[dim] and size % _count_devices(over, mesh) == 0
+            ]
             if over and free and math.prod(value.shape) >= _SMALL:
                 dims[max(free, key=lambda dim: value.shape[dim])] = list(over)
             return _spell_dims(dims)

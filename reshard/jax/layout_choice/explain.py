@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from reshard.synth.choice.assess import PlacedMove, assess_splits, list_moves
+from reshard.synth.choice.assess import PlacedMove, assess_splits, list_placed_moves
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment, Problem, access_layout
@@ -89,7 +89,7 @@ def explain_choice(
     `rival` is an assignment to compare with, by its name and of its own problem; `budgets` are larger budgets with what
     would be chosen.
     """
-    moves = list_moves(problem, chosen.splits, chosen.anew)
+    moves = list_placed_moves(problem, chosen.splits, chosen.anew)
     costs = {move: move.times * prices.price(move.source, move.target).seconds for move in moves}
     dearest = sorted((move for move in moves if costs[move] > 0), key=lambda move: -costs[move])
     told: dict[tuple[str, str], tuple[float, PlacedMove]] = {}
@@ -185,7 +185,7 @@ def _name_pattern(name: str) -> str:
 def _group_arguments(
     problem: Problem, chosen: Assignment, arguments: Sequence[tuple[str, int]], moves: Iterable[PlacedMove]
 ) -> tuple[GroupWords, ...]:
-    """The arguments by what is said of them, those with the most bytes first."""
+    """Groups arguments that are described alike, the group with the most bytes first."""
     writers = {access.tensor: at for at, node in enumerate(problem.nodes) for access in node.writes}
     by_tensor: defaultdict[int, list[PlacedMove]] = defaultdict(list)
     for move in moves:
@@ -298,7 +298,7 @@ def _list_avoided(
     there: defaultdict[str, float] = defaultdict(float)
     changes: defaultdict[str, dict[str, int]] = defaultdict(dict)
     # What is fixed divides a step into other nodes: names are what both have in common.
-    for move in list_moves(other, rival.splits, rival.anew):
+    for move in list_placed_moves(other, rival.splits, rival.anew):
         name, price = _name_pattern(other.tensors[move.tensor].name), prices.price(move.source, move.target)
         there[name] += move.times * price.seconds
         words = _say_change(move)

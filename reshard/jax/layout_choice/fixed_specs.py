@@ -44,8 +44,8 @@ def read_fixed(given: object, step: TracedStep, mesh: Mesh) -> FixedSpecs:
             f"fixed {quoted(given)}: give a dict of paths and specs, {{'params/w1': P('x')}}, or None to fix nothing"
         )
     paths: dict[str, Any] = {str(path).strip("/"): spec for path, spec in given.items()}  # pyright: ignore
-    named = {number: list(_list_names(value, False)) for number, value in enumerate(step.arguments)}
-    returned = {number: list(_list_names(value, True)) for number, value in enumerate(step.results)}
+    named = {number: list(_list_fixed_paths(value, False)) for number, value in enumerate(step.arguments)}
+    returned = {number: list(_list_fixed_paths(value, True)) for number, value in enumerate(step.results)}
     every = {name for names in (*named.values(), *returned.values()) for name in names}
     for path in paths:
         if not any(name == path or name.startswith(f"{path}/") for name in every):
@@ -59,7 +59,7 @@ def read_fixed(given: object, step: TracedStep, mesh: Mesh) -> FixedSpecs:
     )
 
 
-def _list_names(value: StepValue, returned: bool) -> Iterator[str]:
+def _list_fixed_paths(value: StepValue, returned: bool) -> Iterator[str]:
     """The paths that an array has: by the argument's name, and by its number."""
     yield value.name
     if not returned:

@@ -25,7 +25,7 @@ from reshard.jax.layout_choice.op_rules import OpRule, is_source, is_zero
 from reshard.jax.layout_choice.op_work import count_flops, count_read_bytes
 from reshard.jax.layout_choice.step_flow import Branches, FlowOp, Loop, StepFlow, read_flow
 from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
-from reshard.jax.layout_choice.trace_step import TracedStep, read_spec
+from reshard.jax.layout_choice.trace_step import TracedStep, read_given_spec
 from reshard.jax.stablehlo_pass.shardy import read_meshes
 from reshard.jax.stablehlo_pass.user_shardings import read_frames
 from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, Tensor, access_layout
@@ -334,7 +334,7 @@ class _GraphBuilder:
             node = self._add_dims_node(self._name(op.number), result, op.times)
             view = self._dims_view(node, result)
             if op.name == CONSTRAINT:
-                spec = read_spec(self.step.ops[op.number].attributes["sharding"])
+                spec = read_given_spec(self.step.ops[op.number].attributes["sharding"])
                 self.drafts[node].only = (
                     None if spec is None else list_splits_of_spec(spec, self.drafts[node].sizes, self.mesh)
                 )
@@ -365,7 +365,7 @@ class _GraphBuilder:
                         f"a shard_map of the step is on the mesh {theirs or 'of one device'}, and shardings are chosen "
                         f"on {self.mesh}; use one mesh for both"
                     )
-                spec = read_spec(sharding) or PartitionSpec()
+                spec = read_given_spec(sharding) or PartitionSpec()
                 dims: list[tuple[int, ...]] = []
                 for at, size in enumerate(self.flow.values[value].shape):
                     dims.append((len(split),))

@@ -164,7 +164,7 @@ def is_zero(value: Value) -> bool:
     return number is not None and bool(_ZERO.fullmatch(number))
 
 
-def read_shape(value: Value) -> tuple[int, ...]:
+def read_value_shape(value: Value) -> tuple[int, ...]:
     """The global shape of a value."""
     return tuple(ir.RankedTensorType(value.type).shape)
 
@@ -178,17 +178,19 @@ def read_body_kind(op: Operation) -> str | None:
     # Both arguments and nothing else: a body with a constant would add it at each step.
     returned = body[1].operands[0] == body[0].results[0]
     both = {each for each, argument in enumerate(block.arguments) for used in body[0].operands if used == argument}
-    kinds = _REDUCTIONS_OF_TRUTH if _element(op.results[0]) == "i1" else _REDUCTIONS
+    kinds = _REDUCTIONS_OF_TRUTH if _read_element_type(op.results[0]) == "i1" else _REDUCTIONS
     return kinds.get(body[0].name) if returned and both == {0, 1} else None
 
 
-def _element(value: Value) -> str:
+def _read_element_type(value: Value) -> str:
     return str(ir.RankedTensorType(value.type).element_type)
 
 
 def _write_rule(op: Operation, shardy: Any) -> OpRule:
     """The rule of one operation: its own, or Shardy's."""
-    draft = _Draft([((),) * len(read_shape(v)) for v in op.operands], [((),) * len(read_shape(v)) for v in op.results])
+    draft = _Draft(
+        [((),) * len(read_value_shape(v)) for v in op.operands], [((),) * len(read_value_shape(v)) for v in op.results]
+    )
     if op.name in _OWN:
         _OWN[op.name](op, draft)
     elif _POINTWISE.fullmatch(op.name):
@@ -200,10 +202,10 @@ def _write_rule(op: Operation, shardy: Any) -> OpRule:
 
 def _align_pointwise(op: Operation, draft: _Draft) -> None:
     """Dims of equal numbers go together; scalars stay whole. An operand of another shape leaves all whole."""
-    shape = read_shape(op.results[0])
-    if all(read_shape(operand) in ((), shape) for operand in op.operands):
+    shape = read_value_shape(op.results[0])
+    if all(read_value_shape(operand) in ((), shape) for operand in op.operands):
         dims = tuple((draft.add_factor(size),) for size in shape)
-        draft.operands = [dims if read_shape(operand) else () for operand in op.operands]
+        draft.operands = [dims if read_value_shape(operand) else () for operand in op.operands]
         draft.results = [dims]
 
 
@@ -227,12 +229,12 @@ def _read_shardy(op: Operation, text: Any, draft: _Draft) -> None:
             draft.whole |= draft.reduced
     if op.name == "stablehlo.convolution":
         _split_patches(op, draft)
-    if op.name == "stablehlo.gather" and _element(op.results[0]) == "i1":
+    if op.name == "stablehlo.gather" and _read_element_type(op.results[0]) == "i1":
         draft.whole |= draft.reduced
     if op.name in ("stablehlo.gather", "stablehlo.scatter"):
         # A window that is longer would reach into the next piece.
         # A piece of the operand takes those windows that start in it: those of one element, at an index.
-        windows = zip(read_shape(op.operands[0]), read_windows(op), draft.operands[0], strict=True)
+        windows = zip(read_value_shape(op.operands[0]), read_windows(op), draft.operands[0], strict=True)
         for size, (window, indexed), factors in windows:
             if window != size and not (window == 1 and indexed is not None):
                 draft.whole |= set(factors)
@@ -244,7 +246,7 @@ def read_windows(op: Operation) -> list[tuple[int, int | None]]:
 
     Dims that go along with a dim of the indices have windows of their own size.
     """
-    shape = read_shape(op.operands[0])
+    shape = read_value_shape(op.operands[0])
     if op.name == "stablehlo.gather":
         numbers: Any = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
         batching, starts = list(numbers.operand_batching_dims), list(numbers.start_index_map)
@@ -253,7 +255,7 @@ def read_windows(op: Operation) -> list[tuple[int, int | None]]:
         numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
         # Windows of updates leave out the dims of one element that `inserted_window_dims` has.
         batching, starts = list(numbers.input_batching_dims), list(numbers.scattered_dims_to_operand_dims)
-        updates, alone = read_shape(op.operands[-1]), {*numbers.inserted_window_dims, *batching}
+        updates, alone = read_value_shape(op.operands[-1]), {*numbers.inserted_window_dims, *batching}
         rest = iter([updates[dim] for dim in list[int](numbers.update_window_dims)])
         windows = [1 if dim in alone else next(rest) for dim in range(len(shape))]
     windows = [size if dim in batching else windows[dim] for dim, size in enumerate(shape)]
@@ -266,7 +268,7 @@ def _slice_pieces(op: Operation, draft: _Draft) -> None:
     numbers = zip(*(list(op.attributes[name]) for name in names), strict=True)
     taken, left = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for size, result, (start, limit, stride) in zip(
-        read_shape(op.operands[0]), read_shape(op.results[0]), numbers, strict=True
+        read_value_shape(op.operands[0]), read_value_shape(op.results[0]), numbers, strict=True
     ):
         if stride == 1:
             _pair_pieces(draft, taken, left, size, result, math.gcd(size, start, limit))
@@ -296,7 +298,7 @@ def _pad_pieces(op: Operation, draft: _Draft) -> None:
     numbers = zip(*(list(op.attributes[name]) for name in names), strict=True)
     taken, left = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for size, result, (low, high, interior) in zip(
-        read_shape(op.operands[0]), read_shape(op.results[0]), numbers, strict=True
+        read_value_shape(op.operands[0]), read_value_shape(op.results[0]), numbers, strict=True
     ):
         if interior == 0:
             _pair_pieces(draft, taken, left, size, result, math.gcd(size, low, high))
@@ -313,8 +315,8 @@ def _pad_pieces(op: Operation, draft: _Draft) -> None:
 def _join_pieces(op: Operation, draft: _Draft) -> None:
     """Arrays one after the other, as far as their sizes have a common divisor."""
     along = int(op.attributes["dimension"])
-    shapes = [read_shape(operand) for operand in op.operands]
-    result = read_shape(op.results[0])
+    shapes = [read_value_shape(operand) for operand in op.operands]
+    result = read_value_shape(op.results[0])
     # Heads of queries, keys and values, 32, 8 and 8 of them, are pieces of 8.
     piece = math.gcd(*(shape[along] for shape in shapes))
     common = [draft.add_factor(piece if dim == along else size) for dim, size in enumerate(result)]
@@ -327,7 +329,7 @@ def _join_pieces(op: Operation, draft: _Draft) -> None:
     draft.operands, draft.results = [lay(shape) for shape in shapes], [lay(result)]
 
 
-def _list_windows(op: Operation, rank: int) -> Iterator[tuple[bool, int]]:
+def _pair_windows(op: Operation, rank: int) -> Iterator[tuple[bool, int]]:
     """For each dim, whether its windows lie side by side, and how many elements a window has."""
 
     def read(name: str, default: int) -> list[int]:
@@ -348,7 +350,7 @@ def _list_windows(op: Operation, rank: int) -> Iterator[tuple[bool, int]]:
 
 def _kernel_windows(op: Operation) -> list[int]:
     numbers: Any = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    return [read_shape(op.operands[1])[dim] for dim in numbers.kernel_spatial_dimensions]
+    return [read_value_shape(op.operands[1])[dim] for dim in numbers.kernel_spatial_dimensions]
 
 
 def _reduce_windows(op: Operation, draft: _Draft) -> None:
@@ -357,9 +359,9 @@ def _reduce_windows(op: Operation, draft: _Draft) -> None:
     The gradient of a maximum selects in windows of its first operand, and scatters what its second has for each.
     """
     scatters = op.name == "stablehlo.select_and_scatter"
-    shape, few = read_shape(op.operands[0]), read_shape(op.operands[1] if scatters else op.results[0])
+    shape, few = read_value_shape(op.operands[0]), read_value_shape(op.operands[1] if scatters else op.results[0])
     wide, narrow = list[tuple[int, ...]](), list[tuple[int, ...]]()
-    for size, count, (apart, window) in zip(shape, few, _list_windows(op, len(shape)), strict=True):
+    for size, count, (apart, window) in zip(shape, few, _pair_windows(op, len(shape)), strict=True):
         if not apart or size != count * window:
             wide.append(())
             narrow.append(())
@@ -382,9 +384,9 @@ def _split_patches(op: Operation, draft: _Draft) -> None:
     # Shardy puts the place in a window before the window's number, and splits where XLA would then exchange halos.
     for dim in numbers.kernel_spatial_dimensions:
         kernel[dim] = ()
-    taken, made = read_shape(op.operands[0]), read_shape(op.results[0])
+    taken, made = read_value_shape(op.operands[0]), read_value_shape(op.results[0])
     sources, targets = list[int](numbers.input_spatial_dimensions), list[int](numbers.output_spatial_dimensions)
-    windows = _list_windows(op, len(sources))
+    windows = _pair_windows(op, len(sources))
     for source, target, (apart, window) in zip(sources, targets, windows, strict=True):
         image[source] = result[target] = ()
         if apart and taken[source] == made[target] * window:
@@ -399,7 +401,7 @@ def _keep_batch(op: Operation, draft: _Draft) -> None:
     # Other custom calls are whole: nobody knows here what they do.
     said = op.attributes.get("mhlo.frontend_attributes")
     count = int(said["num_batch_dims"].value) if said is not None and "num_batch_dims" in said else 0
-    batch = [draft.add_factor(size) for size in read_shape(op.operands[0])[:count]] if count else []
+    batch = [draft.add_factor(size) for size in read_value_shape(op.operands[0])[:count]] if count else []
 
     def lay(dims: Dims) -> Dims:
         return tuple((batch[dim],) if dim < count else () for dim in range(len(dims)))
@@ -409,7 +411,7 @@ def _keep_batch(op: Operation, draft: _Draft) -> None:
 
 def _take_top(op: Operation, draft: _Draft) -> None:
     """The largest elements along the last dim, which stays whole."""
-    shape = read_shape(op.operands[0])
+    shape = read_value_shape(op.operands[0])
     dims = (*((draft.add_factor(size),) for size in shape[:-1]), ())
     draft.operands, draft.results = [dims], [dims] * len(op.results)
 
@@ -433,8 +435,8 @@ def _fit_rule(op: Operation, draft: _Draft) -> OpRule:
     # A factor that some dim cannot have is whole in all of them.
     for value, dims in zip(values, [*draft.operands, *draft.results], strict=True):
         fitted: list[tuple[int, ...]] = []
-        for size, factors in zip(read_shape(value), dims, strict=True):
-            # Where a range of a dim is no whole pieces, Shardy gives the factor of the dim that it is of.
+        for size, factors in zip(read_value_shape(value), dims, strict=True):
+            # A slice that cuts through pieces gets the factor of the dim it was cut from, of another size.
             fits = math.prod(draft.sizes[factor] for factor in factors) == size
             whole |= set() if fits else set(factors)
             fitted.append(tuple(factor for factor in factors if fits and draft.sizes[factor] > 1))
@@ -457,10 +459,16 @@ def _fit_rule(op: Operation, draft: _Draft) -> OpRule:
 
 def _list_linear(op: Operation) -> tuple[frozenset[int], ...]:
     """The sets of operands in which an operation is linear: of partial sums it makes partial sums."""
-    if not op.results or _element(op.results[0]) == "i1" or any(_element(value) == "i1" for value in op.operands[:1]):
-        return (frozenset({1, 2}),) if op.name == "stablehlo.select" and _element(op.results[0]) != "i1" else ()
+    if (
+        not op.results
+        or _read_element_type(op.results[0]) == "i1"
+        or any(_read_element_type(value) == "i1" for value in op.operands[:1])
+    ):
+        return (
+            (frozenset({1, 2}),) if op.name == "stablehlo.select" and _read_element_type(op.results[0]) != "i1" else ()
+        )
     # Whole numbers wrap around: sums and products of theirs are linear, and quotients are not.
-    whole_numbers = re.fullmatch(r"u?i\d+", _element(op.results[0])) is not None
+    whole_numbers = re.fullmatch(r"u?i\d+", _read_element_type(op.results[0])) is not None
     first, second = frozenset({0}), frozenset({1})
     match op.name.removeprefix("stablehlo."):
         case "add" | "subtract" | "complex" | "dynamic_update_slice":
@@ -475,7 +483,9 @@ def _list_linear(op: Operation) -> tuple[frozenset[int], ...]:
             return (frozenset(range(len(op.operands))),)
         case "convert":
             # To a floating-point type that loses nothing.
-            source, target = (re.fullmatch(r"b?f(\d+)", _element(each)) for each in (op.operands[0], op.results[0]))
+            source, target = (
+                re.fullmatch(r"b?f(\d+)", _read_element_type(each)) for each in (op.operands[0], op.results[0])
+            )
             return (first,) if source and target and int(source[1]) < int(target[1]) else ()
         case "pad":
             return (first,) if is_zero(op.operands[1]) else ()

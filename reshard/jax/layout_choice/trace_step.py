@@ -101,13 +101,16 @@ def trace_step(
     platform = platform or jax.default_backend()
     # A function with rules of its own for XLA's partitioner (`custom_partitioning`) becomes what it does: asked for its
     # tiles, it would find no sharding on tiles. jax has this door for its own exports.
-    opened = ((custom_partitioning.custom_partitioning_p, _lower_whole),)
+    lower_inside: Any = lambda ctx, *values, call, **_: _internal_mlir.lower_fun(  # noqa: E731
+        core.jaxpr_as_fun(call), multiple_results=True
+    )(ctx, *values)
+    opened = ((custom_partitioning.custom_partitioning_p, lower_inside),)
     private: Any = _internal_mlir.LoweringParameters(override_lowering_rules=opened)
     lowered = traced.lower(lowering_platforms=(platform,), _private_parameters=private)
     leaves: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(tuple(shapes))[0]
     # A copy, as jax keeps the module for the next who traces the same function.
     text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
-    step = _read_module(ir.Module.parse(text, make_ir_context()), platform)
+    step = _read_step_module(ir.Module.parse(text, make_ir_context()), platform)
     if len(step.arguments) != len(leaves):
         raise ProgramError(
             f"the program of {quoted(f)} takes {len(step.arguments)} arrays, and {len(leaves)} shapes are given; it "
@@ -143,23 +146,19 @@ def trace_step(
     )
 
 
-def _lower_whole(ctx: Any, *values: Any, call: Any, **_: Any) -> Any:
-    return _internal_mlir.lower_fun(core.jaxpr_as_fun(call), multiple_results=True)(ctx, *values)
-
-
-def read_step(program: str | bytes, *, platform: str | None = None) -> TracedStep:
+def read_step_program(program: str | bytes, *, platform: str | None = None) -> TracedStep:
     """The step of a StableHLO program, which is MLIR text or a portable artifact, to run on a platform.
 
     Raises `ProgramError` if it cannot be parsed.
 
-    >>> step = read_step("func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }")
+    >>> step = read_step_program("func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> }")
     >>> step.arguments[0].name, step.results[0].shape
     ('0', (4,))
     """
-    return _read_module(read_stablehlo(program), platform or jax.default_backend())
+    return _read_step_module(read_stablehlo(program), platform or jax.default_backend())
 
 
-def read_spec(sharding: Attribute | None) -> PartitionSpec | None:
+def read_given_spec(sharding: Attribute | None) -> PartitionSpec | None:
     """A sharding of Shardy as jax writes it; None without one, and for one over parts of axes or on other devices."""
     if sharding is None:
         return None
@@ -175,7 +174,7 @@ def read_spec(sharding: Attribute | None) -> PartitionSpec | None:
     return PartitionSpec(*dims)
 
 
-def _read_module(module: Module, platform: str) -> TracedStep:
+def _read_step_module(module: Module, platform: str) -> TracedStep:
     """The step of a module, which is changed: calls are inlined, and attributes about donation are removed."""
     name_main(module)
     with module.context, ir.Location.unknown():
@@ -189,7 +188,7 @@ def _read_module(module: Module, platform: str) -> TracedStep:
         _separate_transforms(main)
         run_passes(module, "func.func(cse),symbol-dce")
         block = main.regions[0].blocks[0]
-        given = [read_spec(value_sharding(argument)) for argument in block.arguments]
+        given = [read_given_spec(value_sharding(argument)) for argument in block.arguments]
         attributes = _value_attributes(main, "arg_attrs", len(block.arguments))
         out_attributes = _value_attributes(main, "res_attrs", len(list(block.operations)[-1].operands))
         carried = {int(each[_ALIAS].value): at for at, each in enumerate(attributes) if _ALIAS in each}
@@ -203,7 +202,7 @@ def _read_module(module: Module, platform: str) -> TracedStep:
         for at, value in enumerate(list(block.operations)[-1].operands):
             info = out_attributes[at].get("jax.result_info")
             name = _spell_key(info.value) if info else f"result/{at}"
-            spec = read_spec(out_attributes[at].get(shardy.SHARDING))
+            spec = read_given_spec(out_attributes[at].get(shardy.SHARDING))
             tensor = ir.RankedTensorType(value.type)
             results.append(StepValue(name, tuple(tensor.shape), read_dtype(str(tensor.element_type)), spec, at))
         donated = frozenset(at for at, each in enumerate(attributes) if _ALIAS in each or _DONOR in each)

@@ -24,7 +24,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import ProgramError
-from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_spec
+from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_given_spec
 from reshard.jax.stablehlo_pass.shardy import SHARDING, read_meshes, value_sharding
 from reshard.lower.to_stablehlo import Module, Operation, ir, paste_operations
 from reshard.runtime.numpy_tiles import numpy_dtype
@@ -52,12 +52,12 @@ def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
     """
     main = _find_main(module)
     inputs = [
-        place_value(mesh, read_spec(value_sharding(argument)), value)
+        place_value(mesh, read_given_spec(value_sharding(argument)), value)
         for argument, value in zip(main.regions[0].blocks[0].arguments, step.arguments, strict=True)
     ]
     given = [ir.DictAttr(each) for each in main.attributes["res_attrs"]] if "res_attrs" in main.attributes else []
     outputs = [
-        place_value(mesh, read_spec(each[SHARDING] if each is not None and SHARDING in each else None), value)
+        place_value(mesh, read_given_spec(each[SHARDING] if each is not None and SHARDING in each else None), value)
         for each, value in itertools.zip_longest(given, step.results)
     ]
     avals = tuple(ShapedArray(each.shape, numpy_dtype(dtypes.canonical(each.dtype))) for each in step.results)

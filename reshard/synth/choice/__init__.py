@@ -18,7 +18,7 @@ moves nothing; splitting the columns of the first and the sum of the second alon
 
 from reshard.synth.choice.assess import PlacedMove as PlacedMove
 from reshard.synth.choice.assess import assess_splits as assess_splits
-from reshard.synth.choice.assess import list_moves as list_moves
+from reshard.synth.choice.assess import list_placed_moves as list_placed_moves
 from reshard.synth.choice.device_speed import DeviceSpeed as DeviceSpeed
 from reshard.synth.choice.milp import choose_splits as choose_splits
 from reshard.synth.choice.milp import smallest_budget as smallest_budget

@@ -83,7 +83,9 @@ def is_made_early(use: TensorUse, source: Layout, target: Layout) -> bool:
     return target.tile_bytes < source.tile_bytes and not use.kept_by_program
 
 
-def list_moves(problem: Problem, splits: Sequence[Split], anew: Iterable[tuple[int, int]]) -> tuple[PlacedMove, ...]:
+def list_placed_moves(
+    problem: Problem, splits: Sequence[Split], anew: Iterable[tuple[int, int]]
+) -> tuple[PlacedMove, ...]:
     """The moves of an assignment, tensor by tensor; one that several reads share once, and none that moves nothing."""
     apart = frozenset(anew)
     moves: list[PlacedMove] = []
@@ -204,7 +206,7 @@ def assess_splits(
     """An assignment with its figures; `bound_seconds`, which takes a solver, as given."""
     anew = frozenset(anew)
     # One move after the other: at a position, only one of them needs more than the tiles that live there.
-    moves = list_moves(problem, splits, anew)
+    moves = list_placed_moves(problem, splits, anew)
     priced = prices.price_pairs([(move.source, move.target) for move in moves])
     move_seconds = sum(move.times * price.seconds for move, price in zip(moves, priced, strict=True))
     received = sum(move.times * price.received_bytes for move, price in zip(moves, priced, strict=True))

@@ -96,7 +96,7 @@ _CLOUD = "https://docs.cloud.google.com/tpu/docs"
 _NVIDIA = "dense tensor-core rates and memory bandwidth of NVIDIA's data sheet"
 
 
-def _list_speeds() -> dict[str, DeviceSpeed]:
+def _tabulate_presets() -> dict[str, DeviceSpeed]:
     figures = (
         ("tpu-v4", {"bf16": 275e12, "s8": 275e12}, 1.2e12, f"{_CLOUD}/v4"),
         ("tpu-v5e", {"bf16": 197e12, "s8": 393e12}, 8.19e11, f"{_CLOUD}/v5e"),
@@ -119,5 +119,5 @@ def _list_speeds() -> dict[str, DeviceSpeed]:
     return {name: DeviceSpeed(name, flops, memory, source=source) for name, flops, memory, source in figures}
 
 
-SPEEDS: Mapping[str, DeviceSpeed] = MappingProxyType(_list_speeds())
+SPEEDS: Mapping[str, DeviceSpeed] = MappingProxyType(_tabulate_presets())
 """Known devices by name, those of the presets of networks among them."""

@@ -140,7 +140,7 @@ def _time_moves(
     flows: Sequence[TensorFlow], layouts: Sequence[Layout], prices: MovePrices, exact: int
 ) -> dict[tuple[int, int], float] | None:
     """The seconds of each move that a flow may need; None if these are more than `exact`."""
-    pairs = dict.fromkeys(pair for flow in flows for reader in flow.readers for pair in list_pairs(flow, reader))
+    pairs = dict.fromkeys(pair for flow in flows for reader in flow.readers for pair in list_layout_pairs(flow, reader))
     if len(pairs) > exact:
         return None
     priced = prices.price_pairs([(layouts[source], layouts[target]) for source, target in pairs])
@@ -190,7 +190,7 @@ def restrict_splits(tables: ChoiceTables, kept: Sequence[np.ndarray]) -> ChoiceT
     return replace(tables, groups=groups, flows=flows, seconds=seconds)
 
 
-def list_pairs(flow: TensorFlow, reader: FlowReader) -> list[tuple[int, int]]:
+def list_layout_pairs(flow: TensorFlow, reader: FlowReader) -> list[tuple[int, int]]:
     """The pairs of different layouts in which a tensor may be written and read."""
     if reader.group == flow.group:
         # A node that reads what it writes itself, as a softmax its maximum: one split says both layouts.

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from reshard.errors import BudgetError, PlanError
-from reshard.synth.choice.assess import assess_splits, is_made_early, list_moves, measure_memory
+from reshard.synth.choice.assess import assess_splits, is_made_early, list_placed_moves, measure_memory
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.flows import restrict_splits, tabulate_problem
 from reshard.synth.choice.label_bounds import LabelBounds
@@ -320,13 +320,15 @@ class _SplitSearch:
         apart = set(anew)
         group_of = self.tables.group_of
         while True:
-            moves = list_moves(self.problem, splits, apart)
+            moves = list_placed_moves(self.problem, splits, apart)
             priced = self.prices.price_pairs([(move.source, move.target) for move in moves])
             chosen = assess_splits(self.problem, splits, apart, self.prices, self.speed)
-            if self.smallest is None or chosen.peak_bytes < self.smallest.peak_bytes:
+            # Splits that are rounded from parts may need a move that no plan makes: then this is no choice at all.
+            possible = chosen.seconds < np.inf
+            if possible and (self.smallest is None or chosen.peak_bytes < self.smallest.peak_bytes):
                 self.smallest = chosen
             if chosen.peak_bytes <= budget:
-                if self.best is None or chosen.seconds < self.best.seconds:
+                if possible and (self.best is None or chosen.seconds < self.best.seconds):
                     self.best = chosen
                 return chosen
             live, _ = measure_memory(self.problem, splits, moves, priced)
@@ -372,7 +374,7 @@ class _SplitSearch:
     def add_rows(self, chosen: Assignment, budget: int, tighten: bool = True) -> None:
         """Adds rows for the positions where an assignment exceeds a budget most; a row that it should have kept, more
         strictly."""
-        moves = list_moves(self.problem, chosen.splits, chosen.anew)
+        moves = list_placed_moves(self.problem, chosen.splits, chosen.anew)
         priced = self.prices.price_pairs([(move.source, move.target) for move in moves])
         live, beside = measure_memory(self.problem, chosen.splits, moves, priced)
         numbers = {layout: number for number, layout in enumerate(self.tables.layouts)}

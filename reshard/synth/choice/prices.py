@@ -278,7 +278,7 @@ class _Form:
         self._cuts: list[list[tuple[int, ...]]] = []
         for route in self._routes:
             layouts = [pair.source, *(step.result for step in route)]
-            cuts = ([_list_cuts(layout.dims[at], dim) for layout in layouts] for at, dim in enumerate(dims))
+            cuts = ([_list_digit_cuts(layout.dims[at], dim) for layout in layouts] for at, dim in enumerate(dims))
             self._cuts.append([tuple(math.lcm(*each) for each in zip(*every, strict=True)) for every in cuts])
         self._chosen: dict[tuple[int, ...], Plan] = {}
 
@@ -305,7 +305,7 @@ class _Form:
         return least, self._chosen[fastest].received_bytes * nbytes // self._bytes
 
 
-def _list_cuts(laid: Dim, dim: _FormDim) -> list[int]:
+def _list_digit_cuts(laid: Dim, dim: _FormDim) -> list[int]:
     """Into how many parts a dim on the way cuts each digit of a form; those that are held before or after are as large
     in every array, and count as whole."""
     ends = [1]

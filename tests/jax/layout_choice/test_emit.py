@@ -17,7 +17,7 @@ from reshard.errors import ProgramError
 from reshard.jax.layout_choice.emit import emit_step
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, read_op_rules
 from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
-from reshard.jax.layout_choice.trace_step import TracedStep, read_step, trace_step
+from reshard.jax.layout_choice.trace_step import TracedStep, read_step_program, trace_step
 from reshard.jax.layout_choice.wrap_module import wrap_module
 from reshard.jax.program_report import compile_module, devices_for
 from reshard.jax.stablehlo_pass.shardy import read_dtype
@@ -257,7 +257,7 @@ def test_a_step_is_read_from_a_file_as_it_is_traced():
     names = [value.name for value in (*traced.arguments, *traced.results)]
     assert names == ["w/a", "w/b", "x", "result/0/a", "result/0/b", "result/1"]
     lowered = jax.jit(mlp, donate_argnums=0).lower(*shapes_of(arguments(mlp)))
-    read = read_step(lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True))
+    read = read_step_program(lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True))
     assert [value.name for value in (*read.arguments, *read.results)] == names
     assert (read.donated, dict(read.carried)) == (traced.donated, dict(traced.carried))
     assert len(read.ops) == len(traced.ops)

@@ -22,7 +22,7 @@ from reshard.errors import ProgramError
 from reshard.jax.layout_choice.graph import StepGraph, build_graph
 from reshard.jax.layout_choice.op_rules import read_op_rules
 from reshard.jax.layout_choice.trace_step import TracedStep, trace_step
-from reshard.synth.choice.assess import list_moves
+from reshard.synth.choice.assess import list_placed_moves
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.milp import choose_splits
 from reshard.synth.choice.prices import MovePrices
@@ -112,7 +112,7 @@ def test_layouts_of_operations_need_the_moves_that_the_problem_counts(name: str)
                         continue
                 if around[place] != layout:
                     needed.add((str(layout), str(around[place])))
-        counted = {(str(move.source), str(move.target)) for move in list_moves(graph.problem, splits, ())}
+        counted = {(str(move.source), str(move.target)) for move in list_placed_moves(graph.problem, splits, ())}
         assert needed == counted, seed
 
 
