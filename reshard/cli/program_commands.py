@@ -430,7 +430,7 @@ class AutoshardOptions:
 
 def run_autoshard(options: AutoshardOptions) -> int:
     """Prints what was chosen, and writes the program."""
-    from reshard.cli.programs import read_program, set_up_jax, write_output
+    from reshard.cli.programs import divert_library_output, read_program, set_up_jax, write_output
     from reshard.types.mesh import Mesh
 
     if options.mesh is None:
@@ -445,7 +445,7 @@ def run_autoshard(options: AutoshardOptions) -> int:
         from reshard.jax.stablehlo_pass.module_pass import write_artifact
     except ImportError:
         raise ReshardError(_NO_JAX) from None
-    with report_progress("choosing the shardings of the program"):
+    with report_progress("choosing the shardings of the program"), divert_library_output():
         choice = autoshard_program(
             program.content,
             axes,
@@ -456,17 +456,19 @@ def run_autoshard(options: AutoshardOptions) -> int:
             platform=options.platform or ("cpu" if options.topology is None else "tpu"),
             topology=options.topology,
         )
+        # Its explanation solves again, for what a larger budget would buy.
+        told = choice.to_json(indent=2) if options.json else choice.report()
     if options.output is not None:
         is_text = options.output == "-" or options.output.endswith(_TEXT)
         module = choice.module()
         text = module.operation.get_asm(enable_debug_info=True) if is_text else write_artifact(module)
         write_output(options.output, text)
     if options.svg is not None:
-        with report_progress("choosing under other budgets"):
+        with report_progress("choosing under other budgets"), divert_library_output():
             picture = choice.trade_off().to_svg()
         write_output(options.svg, picture)
     if options.output != "-":
-        print(choice.to_json(indent=2) if options.json else choice.report())
+        print(told)
     return 0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,6 +143,24 @@ def write_output(path: str, content: str | bytes) -> None:
             f"cannot write {_name_file(path)}: {_explain_os_error(error)}; give a file in a folder that is there and "
             f"may be written"
         ) from None
+
+
+@contextmanager
+def divert_library_output() -> Generator[None]:
+    """Sends to stderr what libraries print to stdout meanwhile, past Python.
+
+    HiGHS prints a line of its own while it solves some programs, which would make the JSON of a command unreadable.
+    """
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        # Into a pipe, C's own buffer would be written only when the process ends.
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _name_file(path: str) -> str:

@@ -1,8 +1,12 @@
 """`reshard autoshard`: a StableHLO program with shardings chosen for it, its report, and what is refused."""
 
+import ctypes
 import json
 
 import pytest
+
+from reshard.cli import main
+from reshard.synth.choice.linear_program import LinearProgram
 
 PROGRAM = """
 func.func public @main(%a: tensor<64x512xf32> loc("a"), %w: tensor<512x64xf32> loc("w")) -> tensor<64x64xf32> {
@@ -36,6 +40,19 @@ def test_it_writes_a_program_that_receives_what_it_says(call, program, tmp_path)
     assert [each["spec"] for each in told["arguments"]] == ["P(None, 'x')", "P('x', None)"]
     doctor = json.loads(call("doctor", path, "--json")[1])
     assert doctor["received_bytes"] == told["received_bytes"]
+
+
+def test_what_the_solver_prints_is_no_part_of_the_json(program, capfd, monkeypatch):
+    solve = LinearProgram.solve
+
+    def print_and_solve(*args):
+        ctypes.CDLL(None).printf(b"a line of HiGHS\n")
+        return solve(*args)
+
+    monkeypatch.setattr(LinearProgram, "solve", print_and_solve)
+    assert main(["autoshard", str(program), *MESH, "--network", "tpu-v5p", "--json", "--compare", "none"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["returned"] == "chosen" and "a line of HiGHS" in err
 
 
 @pytest.mark.parametrize(
