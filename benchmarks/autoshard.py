@@ -1,7 +1,8 @@
 """Shardings that `reshard.jax.autoshard` chooses, beside those of experts and the user's own, all compiled.
 
     python benchmarks/autoshard.py                             # 15 steps on 8 CPU devices: compiled, run, compared
-    python benchmarks/autoshard.py --held-back                 # 15 others, that the choice was not developed on
+    python benchmarks/autoshard.py --steps held-back           # 15 others, that the choice was not developed on
+    python benchmarks/autoshard.py --steps later               # 13 more, written after it was
     python benchmarks/autoshard.py --target v5p                # 8 chips of TPU v5p, ahead of time, in large arrays
     python benchmarks/autoshard.py --only fsdp_muon --json rows.jsonl --experts all
     python benchmarks/autoshard.py --table rows.jsonl
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", choices=("cpu", "v5p"), default="cpu")
     parser.add_argument("--only", default="", help="names of programs, separated by commas")
-    parser.add_argument("--held-back", action="store_true", help="the steps that the choice was not developed on")
+    parser.add_argument("--steps", choices=("seen", "held-back", "later"), default="seen", help="which of the steps")
     parser.add_argument("--experts", choices=("few", "all"), default="few", help="few: one axis for tensors alone")
     parser.add_argument("--compare", choices=("none", "best", "all"), default="best", help="as of autoshard")
     parser.add_argument("--json", type=Path, help="append one line for each program to this file")
@@ -83,10 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         measured = measure_scenario if options.child in SCENARIOS else measure
         print(json.dumps(measured(options.child, options)))
         return 0
+    from benchmarks.real_programs.later_steps import LATER
     from benchmarks.real_programs.training_steps import HELD_BACK, SEEN
 
     print(HEAD, flush=True)
-    names = options.only.split(",") if options.only else HELD_BACK if options.held_back else SEEN
+    steps = {"seen": SEEN, "held-back": HELD_BACK, "later": LATER}[options.steps]
+    names = options.only.split(",") if options.only else steps
     rows = [row for name in names if (row := _in_child(name, options, line_of))]
     print(summary(rows))
     return 0 if len(rows) == len(names) and not any(row["violations"] for row in rows) else 1

@@ -4,6 +4,7 @@ from benchmarks.real_programs import (
     by_hand,
     jax_layouts,
     jax_models,
+    later_steps,
     model_libraries,
     optimizers,
     science,
@@ -27,4 +28,5 @@ MODULES = (
     shipped_models,
     shipped_science,
     training_steps,
+    later_steps,
 )

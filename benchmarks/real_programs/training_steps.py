@@ -160,10 +160,10 @@ def _llama(scale: Scale, layers: int, scan: bool) -> Case:
     weights, moments = (sharded_like(each, _split_llama, mesh) for each in (weights, moments))
     tokens = shaped(mesh, P("data", None), tokens.shape, jnp.int32)
     step = llama_step(sizes, scan, lambda x: constrain(x, mesh, "data", None, None))
-    return _finish(step, weights, moments, (tokens,), mesh, sizes.vocabulary - 1)
+    return finish_case(step, weights, moments, (tokens,), mesh, sizes.vocabulary - 1)
 
 
-def _finish(
+def finish_case(
     step: Callable[..., Any], weights: Any, moments: Any, batch: tuple[Any, ...], mesh: Mesh, highest: int = 7
 ) -> Case:
     """The case of a step that returns the next weights, the next moments and its loss, and is given the former two."""
@@ -243,7 +243,7 @@ def muon_scan(scale: Scale) -> Case:
         changes, state = optimizer.update(gradient, state, weights)
         return optax.apply_updates(weights, changes), state, value
 
-    return _finish(step, weights, state, (x,), mesh)
+    return finish_case(step, weights, state, (x,), mesh)
 
 
 @program("jax")
@@ -280,7 +280,7 @@ def resnet_momentum(scale: Scale) -> Case:
         moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradient)
         return jax.tree.map(lambda w, m: w - 0.1 * m, weights, moments), moments, value
 
-    return _finish(step, weights, weights, (images, labels), mesh, 63)
+    return finish_case(step, weights, weights, (images, labels), mesh, 63)
 
 
 @program("jax")
@@ -310,7 +310,7 @@ def gcn_adam(scale: Scale) -> Case:
         return weights, {"first": first, "second": second}, value
 
     moments = {"first": weights, "second": weights}
-    return _finish(step, weights, moments, (features, *ends, labels), mesh, classes - 1)
+    return finish_case(step, weights, moments, (features, *ends, labels), mesh, classes - 1)
 
 
 @program("jax")
