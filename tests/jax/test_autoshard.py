@@ -180,8 +180,6 @@ def test_what_experts_plan_is_emitted_where_nothing_is_found_in_time(mesh, monke
     assert choice.peak_bytes < free - 4096
     emitted = [each for each in choice.tried[1:] if each.emitted]
     assert emitted and emitted[-1].compiled.received_bytes <= 1.05 * emitted[-1].planned.received_bytes + 64
-    # More is fixed in it, so that it has other nodes than what was chosen freely.
-    assert emitted[-1].graph is not choice.search.graph
     assert "by the model" in replace(choice, best=emitted[-1]).report()
 
 

@@ -52,7 +52,6 @@ from reshard.types.whole import whole
 
 COMPARE = ("none", "best", "all")
 _CLOSE = 0.99  # A choice may be as far from the best by itself.
-_LATE = 0.1  # A choice with a larger gap was not found in time.
 ASSUMED = Network.uniform(1e-6, 1e10)
 """The network of devices whose links nobody measured, named or knows."""
 
@@ -123,20 +122,20 @@ class LayoutChoice:
     @cached_property
     def explanation(self) -> Explanation | None:
         """What was chosen and why, in words; None where an expert's program is returned as it is."""
-        planned, graph = self.best.planned, self.best.graph
-        if planned is None or graph is None or not self.best.emitted:
+        planned, problem = self.best.planned, self.search.graph.problem
+        if planned is None or not self.best.emitted:
             return None
-        arguments = [(value.name, at) for value, at in zip(self.search.step.arguments, graph.arguments, strict=True)]
+        numbers = self.search.graph.arguments
+        arguments = [(value.name, at) for value, at in zip(self.search.step.arguments, numbers, strict=True)]
         # Of one that is as fast there is nothing to tell.
         slower = 1.001 * planned.seconds
         rivals = [
-            (each.name, each.graph.problem, each.planned)
+            (each.name, problem, each.planned)
             for each in self.tried[1:]
-            if each.graph is not None and each.planned is not None and each.planned.seconds > slower
+            if each.planned is not None and each.planned.seconds > slower
         ]
         # What the model thinks of experts, not what was compiled of them: the moves of both are told by one model.
         rival = min(rivals, key=lambda one: one[2].seconds, default=None)
-        problem = self.search.graph.problem
         larger: list[tuple[int, Assignment]] = []
         # Who has a budget asks what more of it would buy; without one there is nothing to buy.
         if self.search.budget is not None:
@@ -146,7 +145,7 @@ class LayoutChoice:
             bought = choose_splits(problem, self.search.prices, self.search.speed, budget=doubled, extra_bytes=unseen)
             larger.append((doubled, bought))
         named = [(name, number) for name, number in arguments if number >= 0]
-        return explain_choice(graph.problem, planned, named, self.search.prices, self.search.speed, rival, larger)
+        return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger)
 
     def trade_off(self, budgets: Sequence[int] = ()) -> TradeOff:
         """What is chosen under each budget, by default from the least possible one up: a picture in a notebook."""
@@ -343,9 +342,7 @@ def choose_layouts(
     )
     tried = [search.compile_chosen()]
     if compare != "none":
-        planned = tried[0].planned
-        late = planned is not None and planned.gap > _LATE
-        tried += search.try_experts(compare == "all", late or not search.fits(tried[0]))
+        tried += search.try_experts(compare == "all", tried[0])
     compiled = [(each, each.compiled) for each in tried if each.compiled is not None]
     fitting = [pair for pair in compiled if search.fits(pair[0])]
     if not fitting:

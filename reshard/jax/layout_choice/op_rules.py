@@ -341,16 +341,12 @@ def _pair_windows(op: Operation, rank: int) -> Iterator[tuple[bool, int]]:
         windows = read("window_dimensions", 1)
         dilations = [*zip(read("base_dilations", 1), read("window_dilations", 1), strict=True)]
     else:
-        windows = _kernel_windows(op)
+        numbers: Any = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+        windows = [read_value_shape(op.operands[1])[dim] for dim in numbers.kernel_spatial_dimensions]
         dilations = [*zip(read("lhs_dilation", 1), read("rhs_dilation", 1), strict=True)]
     for dim, (window, stride) in enumerate(zip(windows, read("window_strides", 1), strict=True)):
         plain = dilations[dim] == (1, 1) and not any(padding[2 * dim : 2 * dim + 2])
         yield plain and window == stride, window
-
-
-def _kernel_windows(op: Operation) -> list[int]:
-    numbers: Any = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    return [read_value_shape(op.operands[1])[dim] for dim in numbers.kernel_spatial_dimensions]
 
 
 def _reduce_windows(op: Operation, draft: _Draft) -> None:

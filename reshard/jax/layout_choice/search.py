@@ -28,7 +28,7 @@ from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measur
 from reshard.jax.layout_choice.emit import emit_step
 from reshard.jax.layout_choice.experts import OWN, Expert, list_experts, write_expert
 from reshard.jax.layout_choice.fixed_specs import FixedSpecs
-from reshard.jax.layout_choice.graph import StepGraph, build_graph
+from reshard.jax.layout_choice.graph import StepGraph, list_splits_of_spec
 from reshard.jax.layout_choice.op_rules import OpRule
 from reshard.jax.layout_choice.trace_step import TracedStep
 from reshard.jax.program_report import compile_module
@@ -51,16 +51,15 @@ _EXPERT_SECONDS, _EXPERT_GAP = 5.0, 0.02
 class TriedLayouts:
     """A program of the step that was considered: specs by the numbers of arguments and results, and figures.
 
-    A spec of None is left to the compiler. `planned` is what the model says of a `graph`; of an expert's program, whose
-    graph has other nodes since more of it is fixed, with the best that it can have inside. If `emitted`, the program is
-    that. `compiled` is None for what was not compiled, and `why` says why.
+    A spec of None is left to the compiler. `planned` is what the model says; of an expert's program, with the best that
+    it can have inside. If `emitted`, the program is that. `compiled` is None for what was not compiled, and `why` says
+    why.
     """
 
     name: str
     in_specs: tuple[PartitionSpec | None, ...]
     out_specs: tuple[PartitionSpec | None, ...]
     planned: Assignment | None
-    graph: StepGraph | None = field(default=None, repr=False)
     module: Module | None = field(default=None, repr=False)
     compiled: ExecutableFigures | None = None
     why: str = ""
@@ -125,16 +124,15 @@ class LayoutSearch:
         """Whether it was compiled, and keeps to the budget."""
         return tried.compiled is not None and (self.budget is None or tried.compiled.peak_bytes <= self.budget)
 
-    def compile_assignment(self, chosen: Assignment, graph: StepGraph | None = None) -> TriedLayouts:
+    def compile_assignment(self, chosen: Assignment) -> TriedLayouts:
         """The program of an assignment, emitted and compiled."""
-        graph = graph or self.graph
-        layouts = graph.spell_layouts(chosen)
+        layouts = self.graph.spell_layouts(chosen)
         in_specs, out_specs = (
             tuple(layout.to_jax(self.jax_mesh).spec for layout in each) for each in (layouts.arguments, layouts.results)
         )
         with measure_time(self.spent, "emit"):
             module = emit_step(self.step, layouts, self.prices)
-        return self.compile_program(TriedLayouts(CHOSEN, in_specs, out_specs, chosen, graph, module, emitted=True))
+        return self.compile_program(TriedLayouts(CHOSEN, in_specs, out_specs, chosen, module, emitted=True))
 
     def compile_program(self, tried: TriedLayouts) -> TriedLayouts:
         """The same with the compiler's figures."""
@@ -143,18 +141,16 @@ class LayoutSearch:
             executable: Any = compile_module(list(self.jax_mesh.devices.flat), tried.module, fast=True)
         return replace(tried, compiled=measure_executable(executable, self.mesh, self.links))
 
-    def try_experts(self, every: bool, rescue: bool = False) -> list[TriedLayouts]:
+    def try_experts(self, every: bool, chosen: TriedLayouts) -> list[TriedLayouts]:
         """The programs that experts write, by the model; the best of them compiled, or every one, or where the user's
-        own shardings are among them those, too. To `rescue` a choice that does not fit, or was not found in time, those
-        that the model has room for are also emitted as planned, the fastest first, until one fits."""
+        own shardings are among them those, too. Where the model finds some faster than what was chosen, or that does
+        not fit, those that it has room for are also emitted as planned, the fastest first, until one fits."""
         tried: list[TriedLayouts] = []
-        graphs: dict[str, StepGraph] = {}
         for expert in list_experts(self.step, self.rules, self.mesh, self.fixed.arguments, self.fixed.results):
             row = TriedLayouts(expert.name, expert.in_shardings, expert.out_shardings, None)
             try:
                 with measure_time(self.spent, "experts"):
-                    graphs[expert.name], planned = self._plan_expert(expert)
-                    row = replace(row, planned=planned, graph=graphs[expert.name])
+                    row = replace(row, planned=self._plan_expert(expert))
                     row = replace(row, module=write_expert(self.step, expert, self.mesh))
             except ReshardError as error:
                 row = replace(row, why=shortened(str(error), 80))
@@ -168,27 +164,35 @@ class LayoutSearch:
                 tried[at] = self.compile_program(each)
             except Exception as error:  # XLA's errors have no class of their own, and nobody asked for this program.
                 tried[at] = replace(each, why=f"does not compile: {shortened(str(error), 80)}")
-        for each in ranked if rescue else ():
-            # Its arguments lie as an expert has them, all else as is best for that: a choice among fewer.
-            if each.planned is None or (self.budget is not None and each.planned.peak_bytes > self.budget):
+        most = math.inf if chosen.planned is None or not self.fits(chosen) else chosen.planned.seconds
+        for each in ranked:
+            planned = each.planned
+            if planned is None or planned.seconds >= most or planned.peak_bytes > (self.budget or math.inf):
                 continue
-            emitted = self.compile_assignment(each.planned, graphs[each.name])
+            # Its arguments lie as an expert has them, all else as is best for that: a choice among fewer.
+            emitted = self.compile_assignment(planned)
             tried.append(replace(emitted, name=f"{each.name}, emitted"))
             if self.fits(emitted):
                 break
         return tried
 
-    def _plan_expert(self, expert: Expert) -> tuple[StepGraph, Assignment]:
-        """What the model says of an expert's shardings, with the best in between."""
-        given, returned = (
-            {at: spec for at, spec in enumerate(specs) if spec is not None}
-            for specs in (expert.in_shardings, expert.out_shardings)
-        )
-        given |= self.fixed.arguments
-        graph = build_graph(self.step, self.rules, self.mesh, given, returned)
+    def _plan_expert(self, expert: Expert) -> Assignment:
+        """What the model says of an expert's shardings, with the best in between: a choice of ours, of a few."""
+        nodes = list(self.graph.problem.nodes)
+        given = {view[0] for view in self.graph.ends[0] if view is not None}
+        for side, specs in enumerate((expert.in_shardings, expert.out_shardings)):
+            for view, spec in zip(self.graph.ends[side], specs, strict=True):
+                # A result that is an argument's next value lies as the argument does.
+                if view is None or spec is None or (side and view[0] in given):
+                    continue
+                node = nodes[view[0]]
+                if node.only is None and (only := list_splits_of_spec(spec, node.sizes, self.mesh)):
+                    # Nodes that are tied are split alike, so that those which an expert splits otherwise are no more.
+                    nodes[view[0]] = replace(node, only=only, tie=node.tie and f"{node.tie} {spec}")
         # Many are ranked and one is compiled, for which the first digits are enough.
         limit = min(self.time_limit, _EXPERT_SECONDS)
-        return graph, choose_splits(graph.problem, self.prices, self.speed, time_limit=limit, gap=_EXPERT_GAP)
+        problem = replace(self.graph.problem, nodes=tuple(nodes))
+        return choose_splits(problem, self.prices, self.speed, time_limit=limit, gap=_EXPERT_GAP)
 
 
 @contextmanager
