@@ -31,6 +31,7 @@ QUICK = "--xla_backend_optimization_level"
 if QUICK not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += f" {QUICK}=0"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["RESHARD_CACHE"] = os.devnull  # plans are for presets, not for what somebody has measured here
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu, where it is installed, would ask a server that is not there
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # otherwise the second of two processes fails at libtpu's lock file
 

@@ -62,13 +62,13 @@ class CalibrateOptions:
     )
     name: str = argument("--name", default="calibrated", metavar="NAME", help="the network's name (default calibrated)")
     jax: str | None = argument(
-        "--jax", metavar="MESH", help="measure the devices of JAX as this mesh, and keep that for calls that name none"
+        "--jax", metavar="MESH", help="measure the devices of JAX, as this mesh, and their speed"
     )
 
 
 def run_calibrate(options: CalibrateOptions) -> int:
-    """Measures the devices of JAX, or on `--ranks` ranks that it starts, or on those that run it already; rank 0 writes
-    the network."""
+    """Measures the devices of JAX, or on `--ranks` ranks that it starts, or on those that run it already, and keeps
+    that for calls that name no network; rank 0 writes it."""
     from reshard.cli.programs import write_output
 
     if options.jax is not None:
@@ -98,7 +98,7 @@ COMMANDS = (
     Command("run", "run a Python script on MPI ranks", _RUN_EXAMPLES, RunOptions, run_script),
     Command(
         "calibrate",
-        "measure the latencies and bandwidths of MPI ranks, as a network to plan for",
+        "measure latencies and bandwidths, which calls that name no network plan for",
         _CALIBRATE_EXAMPLES,
         CalibrateOptions,
         run_calibrate,

@@ -33,7 +33,7 @@ from reshard.geometry.remesh import one_set
 from reshard.jax import compiled_forms, placement
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
-from reshard.runtime.platform_network import choose_network, find_calibration
+from reshard.runtime.platform_network import choose_network, find_calibration, plan_within_fewest
 from reshard.synth import Network, cost
 from reshard.synth.network import PRESETS
 from reshard.synth.options import MEASURED, PlanOptions, read_network
@@ -310,13 +310,11 @@ def best_plan(move: Move, devices: Sequence[Any], options: PlanOptions) -> Plan:
     A platform network that nobody asked for may not cost memory: the fastest plan on it is taken only if it needs no
     more memory than the plan of fewest bytes, both with their large steps in parts.
     """
-    used = options_on(devices, options)
-    fastest = find_plan(move, None, used)
-    if options.network_named or used.network is None:
-        return fastest
-    fewest = find_plan(move, None, used._replace(network=None))
-    needs, least = (on_jax.peak_bytes(on_jax.in_parts(each)) for each in (fastest, fewest))
-    return fastest if needs <= least else fewest
+
+    def needs(plan: Plan) -> int:
+        return on_jax.peak_bytes(on_jax.in_parts(plan))
+
+    return plan_within_fewest(options_on(devices, options), lambda used: find_plan(move, None, used), needs)
 
 
 def best_plan_on(mesh: placement.AnyMesh, move: Move, options: PlanOptions) -> Plan:

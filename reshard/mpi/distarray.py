@@ -359,7 +359,7 @@ class DistArray(NumpyMethods):
                 raise layout
             check_options(donate, relabel, memory)
             held = self._located(team)
-            options = read_options(budget, network, bool(donate))
+            options = read_options(budget, network, bool(donate), team)
             request = Request.of_tile(self._layout, layout, options, out is not None, held.place != 0)
             check_seats(self._layout, layout, team.size)
             into = None

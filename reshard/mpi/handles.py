@@ -106,7 +106,7 @@ def prepare(
         check_layout(source, "source")
         check_layout(target, "target")
         check_seats(source, target, team.size)
-        request = Request.of_tile(source, target, read_options(budget, network))
+        request = Request.of_tile(source, target, read_options(budget, network, team=team))
         return request, prepare_tile(team, request, np.empty(0, numpy_dtype(source.dtype)))
 
     # What is kept is kept by all ranks or none, so they agree on that as well: `network="none"` is not plain.

@@ -23,20 +23,25 @@ from reshard.runtime.on_mpi.run_plan import RunnableStep
 from reshard.runtime.on_mpi.team import MEASURE, TIME_LIMIT, Comm, Facts, Team, Watch
 from reshard.runtime.on_mpi.wire.by_node import plan_joined
 from reshard.runtime.on_mpi.wire.chunks import Messages
+from reshard.runtime.platform_network import Calibration, store_calibration
 from reshard.synth import Link, Network
 from reshard.types import Layout
+from reshard.types.units import counted
 from reshard.types.whole import whole
 
 
 @name_arguments
-def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT) -> Network:
+def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT, *, store: bool = True) -> Network:
     """Measures the network of a communicator: `inner` within a node, `outer` between nodes, `domain` ranks per node.
 
     All ranks call it and get the same network, in seconds and bytes per second. On a single node `outer` equals
-    `inner`. Write `network.to_json()` to a file for `Network.load`, `--network` and `network=`.
+    `inner`. Unless `store` is False, a rank of each node keeps it there for communicators that are used for the first
+    time later, with as many ranks on as many nodes, on nodes that all have it: calls on them that name no network plan
+    for it, where `RESHARD_NETWORK` names none either. On other nodes, write `network.to_json()` to a file for that, or
+    for `network=`.
 
     >>> from mpi4py import MPI
-    >>> network = calibrate(MPI.COMM_WORLD, "here")
+    >>> network = calibrate(MPI.COMM_WORLD, "here", store=False)
     >>> network.name, network.domain == MPI.COMM_WORLD.size
     ('here', True)
     """
@@ -45,12 +50,14 @@ def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT) -
         Network(name, Link(0.0, 1.0))  # Checks the name.
 
     with collective(comm, limit, prepare, lambda _: "calibrate") as (team, watch, _):
-        measured = [measure_link(team, watch, near) for near in (True, False)]
-    inner, outer = (None if link is None else Link(link.latency, link.bandwidth) for link in measured)
-    domain = min(team.nodes.count(node) for node in set(team.nodes))
-    nodes = len(set(team.nodes))
-    source = f"measured on {team.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, all ranks exchanging at once"
-    return Network(name, inner, outer or inner, domain, source=source)
+        inner, outer = (measure_link(team, watch, near) for near in (True, False))
+        domain = min(team.nodes.count(node) for node in set(team.nodes))
+        on = counted(len(set(team.nodes)), "node")
+        source = f"measured on {team.size} ranks on {on}, all ranks exchanging at once"
+        network = Network(name, inner, outer or inner, domain, source=source)
+        if store and team.rank == team.members[0]:
+            store_calibration(team.kind, Calibration(network, None))
+    return network
 
 
 # Latency and bandwidth of a communicator, measured by exchanges that all ranks make at once.
@@ -60,14 +67,7 @@ _ROUNDS = (50, 8)
 _REPEATS = 5
 
 
-class LinkMeasurement(NamedTuple):
-    """Seconds that a minimal message takes, and bytes/second that one rank sends while it receives as many."""
-
-    latency: float
-    bandwidth: float
-
-
-def measure_link(team: Team, watch: Watch, near: bool) -> LinkMeasurement | None:
+def measure_link(team: Team, watch: Watch, near: bool) -> Link | None:
     """The cost of an exchange between ranks of one node (`near`) or of different nodes; None without such pairs.
 
     All ranks exchange at once, each with the k-th next and the k-th previous one, so that links and memory are shared
@@ -82,7 +82,7 @@ def measure_link(team: Team, watch: Watch, near: bool) -> LinkMeasurement | None
     short, long = (
         _time_exchange(team, watch, shift, near, nbytes, n) for nbytes, n in zip((_SMALL, _LARGE), _ROUNDS, strict=True)
     )
-    return LinkMeasurement(short, _LARGE / max(long - short, 1e-9))
+    return Link(short, _LARGE / max(long - short, 1e-9))
 
 
 def _ranks_in_pairs(team: Team, shift: int, near: bool) -> list[int]:

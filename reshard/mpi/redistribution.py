@@ -444,7 +444,7 @@ class MoveArguments(NamedTuple):
             end = relabelled(source, end)
         # An `out` without padding has another shape than the tile that moves, and is filled when that has moved.
         is_copied = self.out is not None and not self.padded and not end.even
-        options = read_options(self.budget, self.network, bool(self.donate))
+        options = read_options(self.budget, self.network, bool(self.donate), team)
         request = Request.of_tile(source, end, options, self.out is not None and not is_copied)
         if is_on_gpu(self.tiles):
             if not self.padded and not end.even:
@@ -611,7 +611,7 @@ class MoveArguments(NamedTuple):
                         f"have_version={quoted(had)} is compared with version=reshard.Update(base, version)"
                     )
                 update.check_held(checked_version(had, "what is held"))
-        options = read_options(self.budget, self.network)
+        options = read_options(self.budget, self.network, team=team)
         version = _freeze_version(self.version)
         request = Request(tuple(leaves.items()), options, version=version, verify=self.verify, arrays=arrays)
         prepared = prepare_tree(request, team.rank, team.facts)

@@ -1,9 +1,13 @@
 """The network of a call: what the environment names where the call names none, and the text that ranks compare.
 
-What was measured on a machine is kept in a file of the user's cache, one for each kind of device:
+What was measured on a machine is kept in a file of the user's cache, one for each kind of device or of job:
 
     $RESHARD_CACHE                the folder; else reshard in $XDG_CACHE_HOME, else ~/.cache/reshard
     here-tpu-v5p.json             the network and the speed of the TPU v5p of the machine called `here`
+    here-mpich-8-ranks-1-nodes.json   the network of 8 MPI ranks on it
+
+It is taken where neither a call nor the environment names a network, and all processes of a job have the same. As
+nobody asked for it, it may cost no memory.
 """
 
 from __future__ import annotations
@@ -12,15 +16,18 @@ import json
 import os
 import platform
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from reshard.errors import NetworkError, ReshardError, quoted
 from reshard.synth import Network
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.network import PRESETS
-from reshard.synth.options import read_network
+from reshard.synth.options import PlanOptions, read_network
+
+P = TypeVar("P")
 
 VARIABLE = "RESHARD_NETWORK"
 """The environment variable: a preset, a file as `reshard calibrate` writes it, or "none"."""
@@ -29,16 +36,16 @@ CACHE = "RESHARD_CACHE"
 
 
 class Calibration(NamedTuple):
-    """What was measured on some devices: the links between them, and how fast each works."""
+    """What was measured on some devices: the links between them, and how fast each works; None of MPI ranks."""
 
     network: Network
-    speed: DeviceSpeed
+    speed: DeviceSpeed | None
 
 
 def store_calibration(kind: str, measured: Calibration) -> Path:
     """Keeps what was measured of devices of a kind for later processes of the user on this machine."""
     path = _place_calibration(kind, os.environ.get(CACHE))
-    both = {name: json.loads(each.to_json()) for name, each in measured._asdict().items()}
+    both = {name: each and json.loads(each.to_json()) for name, each in measured._asdict().items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: other processes may read it now.
@@ -70,11 +77,35 @@ def _read_calibration(kind: str, folder: str | None) -> Calibration | None:
     try:
         both = json.loads(path.read_text(encoding="utf-8"))
         network, speed = (json.dumps(both[name]) for name in Calibration._fields)
-        return Calibration(Network.from_json(network), DeviceSpeed.from_json(speed))
+        return Calibration(Network.from_json(network), None if speed == "null" else DeviceSpeed.from_json(speed))
     except OSError:
         return None
     except (ReshardError, ValueError, KeyError, TypeError) as error:
         raise NetworkError(f"{quoted(str(path))} is damaged ({error}); delete it, or calibrate again") from None
+
+
+def find_shared_network(kind: str, gather: Callable[[str], list[str]]) -> Network | NetworkError | None:
+    """The network that all processes of a job have measured, or the error of all; None where they differ.
+
+    `gather` returns the text of each process, on all of them.
+    """
+    _read_calibration.cache_clear()  # Another process of this job may have written since.
+    try:
+        measured = find_calibration(kind)
+        found = None if measured is None else measured.network
+    except NetworkError as error:
+        found = error
+    return found if len(set(gather(repr(found)))) == 1 else None
+
+
+def plan_within_fewest(options: PlanOptions, find: Callable[[PlanOptions], P], needs: Callable[[P], int]) -> P:
+    """What is found for some options; for a network that nobody named, only if it needs no more memory than what is
+    found without one."""
+    found = find(options)
+    if options.network_named or options.network is None:
+        return found
+    fewest = find(options._replace(network=None))
+    return found if needs(found) <= needs(fewest) else fewest
 
 
 def choose_network(given: Network | str | None) -> Network | str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.errors import LayoutError, TileError
+from reshard.errors import LayoutError, NetworkError, TileError
 from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi import DistArray, calibrate, redistribute, relabelled
 from reshard.runtime import Account
+from reshard.runtime.on_mpi.prepare import read_options
 from reshard.runtime.on_mpi.team import team_of
+from reshard.runtime.platform_network import CACHE, Calibration, store_calibration
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
@@ -250,25 +253,61 @@ def relabelling(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def calibration(comm: MPI.Intracomm) -> Iterator[Case]:
-    """The measured network is the same on all ranks, and planning and moving accept it."""
+    """The measured network is the same on all ranks, and planning and moving accept it; communicators that are used
+    for the first time later take it where all their ranks have it."""
+    folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))
+    rows, columns = (Layout.from_spec(Mesh(x=comm.size), (12, 12), "int32", spec) for spec in ([["x"]], [[], ["x"]]))
+    tile = given_tile(rows, comm.rank, "int32")
 
     def measured(nodes: int) -> None:
         team_of(comm, nodes=nodes)
-        network = calibrate(comm)
+        network = calibrate(comm, store=False)
         assert len(set(comm.allgather(network.to_json()))) == 1
         assert network.inner is not None
         assert network.outer is not None
         assert network.domain == comm.size // nodes
-        path = Path(comm.bcast(tempfile.mkdtemp())) / "network.json"
+        path = folder / "network.json"
         if comm.rank == 0:
             path.write_text(network.to_json())
         comm.Barrier()
         assert Network.load(os.fspath(path)) == network
-        rows = Layout.from_spec(Mesh(x=comm.size), (12, 12), "int32", [["x"]])
-        columns = Layout.from_spec(Mesh(x=comm.size), (12, 12), "int32", [[], ["x"]])
         assert rs.plan(rows, columns, network=network).seconds > 0
-        tile = given_tile(rows, comm.rank, "int32")
         check_tile(columns, comm.rank, redistribute(tile, rows, columns, comm, network=network), comm)
 
-    for nodes in {1, 2} if comm.size % 2 == 0 else {1}:
+    @contextmanager
+    def fresh(name: str) -> Iterator[MPI.Intracomm]:
+        """A communicator that nobody has used, where what is measured is kept in a folder of this name."""
+        before = os.environ.get(CACHE)
+        os.environ[CACHE] = os.fspath(folder / name)
+        try:
+            yield comm.Dup()
+        finally:
+            os.environ.pop(CACHE)
+            os.environ.update({} if before is None else {CACHE: before})
+
+    def kept() -> None:
+        with fresh("all") as one:
+            network = calibrate(one, "kept")
+            assert read_options(team=team_of(one)).network is None
+        with fresh("all") as one:
+            assert read_options(team=team_of(one)).network == network
+            assert read_options(network="h100", team=team_of(one)).network == Network.preset("h100")
+            check_tile(columns, comm.rank, redistribute(tile, rows, columns, one), comm)
+        with fresh(f"one/{comm.rank}") as one:
+            if comm.rank == 0:
+                store_calibration(team_of(comm).kind, Calibration(network, None))
+            assert read_options(team=team_of(one)).network is None
+
+    def damaged() -> None:
+        with fresh("damaged") as one:
+            if comm.rank == 0:
+                store_calibration(team_of(comm).kind, Calibration(Network.preset("h100"), None)).write_text("{}")
+            comm.Barrier()
+            # A call that names a network needs no other.
+            check_tile(columns, comm.rank, redistribute(tile, rows, columns, one, network="none"), comm)
+            check_refused(comm, NetworkError, lambda: redistribute(tile, rows, columns, one), "calibrate again")
+
+    for nodes in (2, 1) if comm.size % 2 == 0 else (1,):
         yield f"{nodes} nodes", partial(measured, nodes)
+    yield "kept", kept
+    yield "damaged", damaged

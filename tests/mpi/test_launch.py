@@ -76,12 +76,15 @@ def test_ranks_are_started_and_ended(tmp_path: Path):
         launch(2, [str(script)], timeout=2)
 
 
-def test_calibrate_writes_a_network(tmp_path: Path):
+def test_calibrate_writes_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RESHARD_CACHE", str(tmp_path))
     path = tmp_path / "network.json"
     assert calibrate(CalibrateOptions(ranks=2, name="here", output=str(path))) == 0
     network = Network.load(str(path))
     assert network.name == "here"
     assert json.loads(path.read_text())["inner"]["bandwidth"] > 1e6
+    [kept] = tmp_path.glob("*-2-ranks-1-nodes.json")
+    assert json.loads(kept.read_text()) == {"network": json.loads(path.read_text()), "speed": None}
 
 
 # ---- What a person sees of a run on ranks: nothing when all is well, and one traceback of an error that ranks share

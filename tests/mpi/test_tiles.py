@@ -15,9 +15,8 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from reshard.errors import LayoutError, PlanError, TileError
 from reshard.mpi import DistArray, measurements, schedule_figures
 from reshard.mpi import tile_checks as tiles
-from reshard.mpi.measurements import LinkMeasurement
 from reshard.mpi.tile_checks import count_retained, relabelled
-from reshard.synth import Network
+from reshard.synth import Link, Network
 from reshard.types import Layout, Mesh
 from tests.oracle import PADDING, tiles_of
 
@@ -248,24 +247,22 @@ def test_what_the_layouts_do_not_have(options: dict, message: str) -> None:
 # ---- Calibration: measured links become a network, the same on all ranks
 
 
-NEAR, FAR = LinkMeasurement(1e-6, 1e10), LinkMeasurement(1e-5, 1e9)
+NEAR, FAR = Link(1e-6, 1e10), Link(1e-5, 1e9)
 
 
-def calibrated(monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], far: LinkMeasurement | None) -> Network:
+def calibrated(monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], far: Link | None) -> Network:
     """The network of a team with these nodes, whose links are measured as given."""
     team = SimpleNamespace(nodes=nodes, size=len(nodes))
     agreed = nullcontext((team, None, None))
     monkeypatch.setattr(measurements, "collective", lambda *_: agreed)
     monkeypatch.setattr(measurements, "measure_link", lambda team, watch, near: NEAR if near else far)
     comm: Any = None
-    return measurements.calibrate(comm, "mine")
+    return measurements.calibrate(comm, "mine", store=False)
 
 
 def test_links_within_and_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     network = calibrated(monkeypatch, (0, 0, 0, 1, 1), FAR)
-    assert network.inner is not None and network.outer is not None
-    assert (network.inner.latency, network.inner.bandwidth) == NEAR[:2]
-    assert (network.outer.latency, network.outer.bandwidth) == FAR[:2]
+    assert (network.inner, network.outer) == (NEAR, FAR)
     assert (network.name, network.domain) == ("mine", 2)  # the smallest node
     assert network.source == "measured on 5 ranks on 2 nodes, all ranks exchanging at once"
 

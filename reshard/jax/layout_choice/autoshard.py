@@ -326,10 +326,8 @@ def choose_layouts(
     if not isinstance(speed, DeviceSpeed):
         # Who names the network of other devices than those at hand means their speed, too.
         measured = None if speed else find_calibration(str(mesh.devices.flat[0].device_kind))
-        if measured is not None and measured.network == wires:
-            speed = measured.speed
-        else:
-            speed = DeviceSpeed.preset(speed or (wires.name if wires.name in SPEEDS else "cpu"))
+        own = measured.speed if measured is not None and measured.network == wires else None
+        speed = own or DeviceSpeed.preset(speed or (wires.name if wires.name in SPEEDS else "cpu"))
     kept = read_fixed(fixed, step, ours)
     with measure_time(spent, "rules"):
         rules = read_op_rules(step)

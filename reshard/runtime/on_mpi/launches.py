@@ -63,6 +63,7 @@ from reshard.runtime.on_mpi.transports import transport_tile
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile, members_with_tile, new_place, new_tile
 from reshard.runtime.on_mpi.wire.chunks import Messages, merge_messages
 from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
+from reshard.runtime.platform_network import plan_within_fewest
 from reshard.synth import find_tree_plan, plan
 from reshard.types import Digit, Dim, Layout
 from reshard.types.move import Move
@@ -424,7 +425,9 @@ def prepare_tree(request: Request, rank: int, facts: Facts) -> PreparedTree:
             tied[target] = twin
             for each in (moves, sources, targets):
                 each.pop(name, None)
-    tree = find_tree_plan(moves, options, sources, targets)
+    tree = plan_within_fewest(
+        options, lambda used: find_tree_plan(moves, used, sources, targets), lambda tree: tree.peak_bytes
+    )
     launches = list_launches(tree, facts)
     for launch in launches:
         if isinstance(launch, Stack):  # What cannot be run is refused before anything moves.

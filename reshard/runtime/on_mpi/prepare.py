@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
-from reshard.errors import BudgetError, PlanError, TileError
+from reshard.errors import BudgetError, NetworkError, PlanError, TileError
 from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, is_unreplicated, is_worth_staging, ranks_of_seats
@@ -36,7 +36,7 @@ from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.by_node import FREE, JoinedPart, is_aggregated, plan_joined, table_bytes
 from reshard.runtime.on_mpi.wire.chunks import SMALL
-from reshard.runtime.platform_network import choose_network, load_once, spell_network
+from reshard.runtime.platform_network import choose_network, load_once, plan_within_fewest, spell_network
 from reshard.synth import find_plan
 from reshard.synth.options import PlanOptions
 from reshard.types import Layout
@@ -55,9 +55,17 @@ Leaf = Move | Ends
 """What one array is to do: a move, or its layouts before and after."""
 
 
-def read_options(budget: object = None, network: object = None, donate: object = False) -> PlanOptions:
-    """What a caller asks of the planner, with the network that the environment names where the call names none."""
-    return PlanOptions.read(budget, load_once(choose_network(cast("Any", network))), donate)
+def read_options(
+    budget: object = None, network: object = None, donate: object = False, team: Team | None = None
+) -> PlanOptions:
+    """What a caller asks of the planner; where the call names no network, with the one that the environment names, else
+    the one that all ranks of a team have measured."""
+    options = PlanOptions.read(budget, load_once(choose_network(cast("Any", network))), donate)
+    if options.network_named or team is None or team.measured is None:
+        return options
+    if isinstance(team.measured, NetworkError):
+        raise team.measured
+    return options._replace(network=team.measured)
 
 
 def text_of_network(options: PlanOptions) -> str | None:
@@ -332,7 +340,8 @@ def _find_plan(request: Request) -> Plan:
     """
     source, target, options = request.source, request.target, request.options
     try:
-        return find_plan(source, target, options._replace(donate=False))
+        kept = options._replace(donate=False)
+        return plan_within_fewest(kept, lambda used: find_plan(source, target, used), lambda plan: plan.peak_bytes)
     except BudgetError:
         if not options.donate or request.into:
             raise

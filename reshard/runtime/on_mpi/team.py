@@ -24,6 +24,7 @@ from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.node.arena import LOG, PAGE, Arena, Pool, share_segment
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
+from reshard.runtime.platform_network import find_shared_network
 from reshard.types import Layout, Mesh
 
 Comm = MPI.Intracomm
@@ -98,6 +99,9 @@ class Team:
     `stages` has the place of the memory for small moves, by its size, 0 if the node has no room; `repeated`
     has what `staged` keeps of earlier calls, and `started` finishes the move that has begun and is not waited for yet.
 
+    `kind` names what is measured of such a team, and `measured` is the network that all its ranks have of that, or
+    their error.
+
     `nodes` has the node of each rank, `members` are the ranks of this node, and `one_node` says whether these are all
     ranks. At the last sync, `plain` says whether all ranks' tiles were C-ordered, `shared` whether all lay in memory
     that their nodes share, and `into` whether the ranks that have a result gave an array for it. A team is `broken`
@@ -136,6 +140,8 @@ class Team:
         self.nodes = tuple(order[leader] for leader in leaders)
         self.members = tuple(rank for rank in range(self.size) if self.nodes[rank] == self.nodes[self.rank])
         self.one_node = len(self.members) == self.size
+        self.kind = f"{MPI.get_vendor()[0]} {self.size} ranks {len(order)} nodes"
+        self.measured = find_shared_network(self.kind, duplicate.allgather)
         self.facts = Facts(self.nodes, bool(duplicate.allreduce(self.remote_memory.works, MPI.LAND)))
 
     def free(self) -> None:
