@@ -37,14 +37,7 @@ from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, find_conversion
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import Tracer, count_value_elements, is_sum, summed_digits
-from reshard.doctor.infer_layouts import (
-    Cuts,
-    InferredMove,
-    are_disjoint,
-    find_joined,
-    infer_layouts,
-    infer_pick,
-)
+from reshard.doctor.infer_layouts import Cuts, InferredMove, are_disjoint, find_joined, infer_layouts, infer_pick
 from reshard.doctor.places import REDUCTION, RESHARD, ArrayMove, Known, PassOutcome, Place
 from reshard.doctor.shifts import Shift, infer_shift
 from reshard.errors import ReshardError

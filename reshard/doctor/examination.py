@@ -14,15 +14,7 @@ from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars
 from reshard.doctor.live_bytes import ProgramMemory, add_up_program
-from reshard.doctor.places import (
-    MANUAL,
-    REDUCTION,
-    RESHARD,
-    SHIFT,
-    Known,
-    Place,
-    sort_by_waste,
-)
+from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT, Known, Place, sort_by_waste
 from reshard.doctor.proposals import (
     Proposal,
     ProposalOptions,

@@ -53,11 +53,7 @@ class Rebuilt(NamedTuple):
 
 
 def find_rebuilt(
-    chain: Chain,
-    stored: Iterable[HloValue],
-    maps: IndexMaps,
-    numbering: Numbering,
-    leaves: Mapping[int, LeafOrigin],
+    chain: Chain, stored: Iterable[HloValue], maps: IndexMaps, numbering: Numbering, leaves: Mapping[int, LeafOrigin]
 ) -> Rebuilt | None:
     """The largest array that a chain rebuilds, whole ones first; None if it rebuilds none.
 

@@ -34,10 +34,7 @@ class TargetType(NamedTuple):
 
 
 def list_target_types(
-    ckpt: Checkpoint,
-    names: Table | str | None = None,
-    sizes: Mapping[str, int] | None = None,
-    rest: str = "refuse",
+    ckpt: Checkpoint, names: Table | str | None = None, sizes: Mapping[str, int] | None = None, rest: str = "refuse"
 ) -> dict[str, TargetType]:
     """What can be loaded: the tensors of a checkpoint, or what a table of names makes of them.
 

@@ -26,13 +26,7 @@ from reshard.runtime.on_files.formats.hdf5 import read_hdf5
 from reshard.runtime.on_files.formats.npy import read_npy
 from reshard.runtime.on_files.formats.zarr import MOST_LISTED, read_zarr
 from reshard.runtime.on_files.rechunking import BoxReader, BoxWriter, run_array
-from reshard.runtime.on_files.stored_boxes import (
-    StoredReader,
-    StoredWriter,
-    create_npy,
-    find_read_unit,
-    needs_driver,
-)
+from reshard.runtime.on_files.stored_boxes import StoredReader, StoredWriter, create_npy, find_read_unit, needs_driver
 from reshard.synth.options import read_budget
 from reshard.synth.rechunking import plan_rechunking
 from reshard.types import dtypes

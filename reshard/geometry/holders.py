@@ -24,13 +24,7 @@ from operator import mul
 from typing import NamedTuple
 
 from reshard.errors import MeshError
-from reshard.geometry.overlap import (
-    contiguous_extent,
-    fullest_piece,
-    piece,
-    piece_extents,
-    shared_elements,
-)
+from reshard.geometry.overlap import contiguous_extent, fullest_piece, piece, piece_extents, shared_elements
 from reshard.geometry.remesh import disjoint
 from reshard.geometry.view_layouts import count_shared, pick_numbers
 from reshard.types.dims import numbers_along

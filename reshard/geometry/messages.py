@@ -46,14 +46,7 @@ from reshard.geometry.blocks import (
 from reshard.geometry.dealing import assign_requests
 from reshard.geometry.held import NeededParts
 from reshard.geometry.holders import Tile, count_copies, holders, holders_of, home_tile, pull_limit, tile_of, tiles
-from reshard.geometry.overlap import (
-    SharedDims,
-    list_owners,
-    shared_dims,
-    shared_elements,
-    shares_from,
-    shares_of,
-)
+from reshard.geometry.overlap import SharedDims, list_owners, shared_dims, shared_elements, shares_from, shares_of
 from reshard.geometry.remesh import one_set
 from reshard.geometry.view_layouts import view_dims
 from reshard.types.index_set import Holding

@@ -128,12 +128,7 @@ class _Given(NamedTuple):
 
 @lru_cache(maxsize=16)
 def relay_messages(
-    operand: Layout,
-    result: Layout,
-    view: View | None = None,
-    holding: Holding | None = None,
-    *,
-    gathers: bool = False,
+    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None, *, gathers: bool = False
 ) -> Relay:
     """The messages of both turns; beside a `holding`, without what devices hold already. If it `gathers`, groups of
     devices pass all that they are sent on to each other.
@@ -261,12 +256,7 @@ def read_from_result(product: Product) -> Product:
 
 @lru_cache(maxsize=4096)
 def relay_figures(
-    operand: Layout,
-    result: Layout,
-    view: View | None = None,
-    holding: Holding | None = None,
-    *,
-    gathers: bool = False,
+    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None, *, gathers: bool = False
 ) -> RelayFigures:
     """The figures of both turns."""
     if gathers:

@@ -44,10 +44,7 @@ class _Field(Generic[T]):
     """A field of a message as an attribute. Lists of ids are not to be changed in place."""
 
     def __init__(
-        self,
-        number: int,
-        read: Callable[[ProtoMessage, int], T],
-        write: Callable[[ProtoMessage, int, T], None],
+        self, number: int, read: Callable[[ProtoMessage, int], T], write: Callable[[ProtoMessage, int, T], None]
     ) -> None:
         self.number, self.read, self.write = number, read, write
 

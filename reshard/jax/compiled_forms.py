@@ -227,12 +227,7 @@ def drop_repeats(forms: Sequence[Plan]) -> list[Plan]:
     return list(first.values())
 
 
-def fit_compiled(
-    preferred: Sequence[Plan],
-    forms: Sequence[Plan],
-    budget: int,
-    ends: MoveEnds,
-) -> Plan:
+def fit_compiled(preferred: Sequence[Plan], forms: Sequence[Plan], budget: int, ends: MoveEnds) -> Plan:
     """The first of the forms that keeps to a budget as it is compiled, the preferred ones before the others.
 
     Those that a model says do not fit are tried after all others, the smallest first. Raises `BudgetError` if none
@@ -257,12 +252,7 @@ def fit_compiled(
 
 
 @lru_cache(maxsize=4096)
-def choose_measured(
-    forms: tuple[Plan, ...],
-    budget: int | None,
-    ends: MoveEnds,
-    network: Network | None,
-) -> Plan:
+def choose_measured(forms: tuple[Plan, ...], budget: int | None, ends: MoveEnds, network: Network | None) -> Plan:
     """The fastest of the forms that keep to the budget, remembered; the first is the one that a model would take.
 
     They run a few times, one after another, where the devices are here, in this process alone, and have the memory. A

@@ -61,12 +61,7 @@ redistribute_p = Primitive("redistribute")
 
 
 def move_tile(
-    tile: Any,
-    source: Layout,
-    target: Layout,
-    *,
-    budget: int | str | None = None,
-    network: Network | str | None = None,
+    tile: Any, source: Layout, target: Layout, *, budget: int | str | None = None, network: Network | str | None = None
 ) -> jax.Array:
     """This device's tile of the target, from its tile of the source, inside a `jax.shard_map` (with `check_vma=False`).
 

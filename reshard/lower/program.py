@@ -572,9 +572,7 @@ def transposing_passes(outer: int, rows: int, columns: int, slot: int) -> tuple[
         first = TransposingPass(outer * major, rows // major, columns)
         ways.append((first, TransposingPass(outer, major, columns)))
     for major in (divisor for divisor in range(2, columns) if columns % divisor == 0):
-        ways.append(
-            (TransposingPass(outer, rows, major), TransposingPass(outer * major, rows, columns // major)),
-        )
+        ways.append((TransposingPass(outer, rows, major), TransposingPass(outer * major, rows, columns // major)))
     return min(ways, key=lambda way: count_transposing_cycles(way, outer * rows * columns * slot))
 
 

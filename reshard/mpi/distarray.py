@@ -40,12 +40,7 @@ from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import in_native_order, numpy_dtype
 from reshard.runtime.on_files.formats.metadata_files import MOST_METADATA
 from reshard.runtime.on_mpi.collective import ReadyCall, check_limit, collective, run_together
-from reshard.runtime.on_mpi.global_array import (
-    clear_padding,
-    global_indices,
-    index_ranges,
-    order_by_owner,
-)
+from reshard.runtime.on_mpi.global_array import clear_padding, global_indices, index_ranges, order_by_owner
 from reshard.runtime.on_mpi.prepare import Request, check_seats, prepare_tile, read_options
 from reshard.runtime.on_mpi.repeated import (
     ARRAYS,

@@ -14,14 +14,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import LayoutError, TileError, quoted
 from reshard.geometry.holders import tile_of
-from reshard.lower.to_mpi import (
-    Picks,
-    devices_by_id,
-    join_neighbours,
-    locate_indices,
-    pick_boxes,
-    seat_of,
-)
+from reshard.lower.to_mpi import Picks, devices_by_id, join_neighbours, locate_indices, pick_boxes, seat_of
 from reshard.mpi.handles import FetchCalls, StartedMove
 from reshard.mpi.tile_checks import check_layout, check_not_partial
 from reshard.runtime.account import begin_account, measures

@@ -47,14 +47,7 @@ from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
 from reshard.runtime.on_mpi.gpu.cuda_arrays import GpuArray, check_makes, describe_array, is_on_gpu, is_writable
 from reshard.runtime.on_mpi.gpu.gpu_moves import host_like, move_on_gpu, prepare_device_tiles, takes_pointers
 from reshard.runtime.on_mpi.launches import GivenTiles, PreparedTree, clear_new, prepare_tree, run_launches
-from reshard.runtime.on_mpi.prepare import (
-    Leaf,
-    Request,
-    check_seats,
-    ends_of,
-    prepare_tile,
-    read_options,
-)
+from reshard.runtime.on_mpi.prepare import Leaf, Request, check_seats, ends_of, prepare_tile, read_options
 from reshard.runtime.on_mpi.repeated import DEFERRED, TILES, PreparedMove, find_prepared, keep_prepared, limit_or_usual
 from reshard.runtime.on_mpi.run_plan import list_wide_shapes, rank_plan
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, MergedGroups, Team, Watch, groups_of

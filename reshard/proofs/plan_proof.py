@@ -534,9 +534,7 @@ def _minimal_view(plan: Plan) -> ProofPart:
     whole = np.arange(math.prod(plan.source.shape), dtype=np.int64).reshape(plan.source.shape)
     held, wanted = (
         oracle.cut_tiles(
-            layout,
-            dict.fromkeys(oracle.summands(layout), array),
-            partial(np.full, layout.tile_shape, -1, np.int64),
+            layout, dict.fromkeys(oracle.summands(layout), array), partial(np.full, layout.tile_shape, -1, np.int64)
         )
         for layout, array in ((plan.source, whole), (plan.target, index.reshape(plan.target.shape)))
     )

@@ -459,12 +459,7 @@ def neighbours() -> Law:
     before, after = Term("before"), Term("after")
     o = [(Term(t), bound) for t, bound in (("a2", None), ("b2", R), ("c2", None), ("d2", S))]
     (a2, _), (b2, _), (c2, _), (d2, _) = o
-    given = (
-        *inside,
-        (before(a) * R + b, after(c) * S + d),
-        (a2 * R + b2, a * R + b + i),
-        (c2 * S + d2, c * S + d + i),
-    )
+    given = (*inside, (before(a) * R + b, after(c) * S + d), (a2 * R + b2, a * R + b + i), (c2 * S + d2, c * S + d + i))
     equal = ((before(a2) * R + b2, after(c2) * S + d2),)
     lemmas = (Lemma(a2, a, b2, b + i, R), Lemma(c2, c, d2, d + i, S))
     return Law("a box of neighbours that nest in no common digit", (R, S), (*digits, *o), given, equal, lemmas=lemmas)

@@ -69,7 +69,7 @@ class FormCosts:
 COSTS = {
     "tpu": FormCosts(
         hertz=1.75e9, wire=1.8e11, copy=286, load=340, turn=175, turn_part=130, join=110, kernel=1850, on_chip=32 << 20
-    ),
+    )
 }
 """By platform: what libtpu estimates for v5p, jax 0.12.0.1. The clock is a chip's 459 TFLOP/s over 2 x 128 x 128 for
 each of its 8 matrix units (Cloud TPU docs, v5p)."""

@@ -19,14 +19,7 @@ from typing import NamedTuple
 
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.remesh import one_set
-from reshard.lower.program import (
-    KERNEL,
-    AllToAll,
-    InParts,
-    count_transposing_cycles,
-    lower_steps,
-    transposing_passes,
-)
+from reshard.lower.program import KERNEL, AllToAll, InParts, count_transposing_cycles, lower_steps, transposing_passes
 from reshard.lower.to_shard_map import (
     choose_memory_order,
     find_regions_on_tpu,

@@ -124,11 +124,7 @@ Known = dict[tuple[Layout, StepSpec], StepTime]
 
 
 def keep_fastest(
-    routes: Iterable[Sequence[StepSpec]],
-    source: Layout,
-    links: Links,
-    known: Known | None = None,
-    ties: bool = True,
+    routes: Iterable[Sequence[StepSpec]], source: Layout, links: Links, known: Known | None = None, ties: bool = True
 ) -> list[Sequence[StepSpec]]:
     """The routes of least predicted seconds, without `ties` the first of equal ones; steps that several routes share
     are priced once.

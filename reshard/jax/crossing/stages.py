@@ -115,12 +115,7 @@ def compile_stages(
 
 
 def _compile_stage(
-    step: Exchange,
-    batch: MessageBatch,
-    operand: Layout,
-    result: Layout,
-    meshes: tuple[JaxMesh, JaxMesh],
-    count: int,
+    step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], count: int
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What packs, and what writes, this many rounds of a batch, of given numbers."""
     sender, receiver = (MeshPlace(end.mesh.devices, {AXIS: end.mesh.size}) for end in (operand, result))

@@ -250,12 +250,7 @@ class _Round:
     """One search through a module."""
 
     def __init__(
-        self,
-        module: bytes,
-        fragments: Fragments,
-        options: ProposalOptions,
-        room: Room,
-        left: Mapping[str, str],
+        self, module: bytes, fragments: Fragments, options: ProposalOptions, room: Room, left: Mapping[str, str]
     ) -> None:
         self.data, self.left, self.options = module, left, options
         self.fragments = fragments

@@ -386,12 +386,7 @@ RULES: dict[str, Rule] = {
 }
 """The steps of one array, which keep its shape and its dtype."""
 
-VIEW_RULES: dict[str, Rule] = {
-    "view": check_view,
-    "take": check_take,
-    "put": check_put,
-    "cast": check_cast,
-}
+VIEW_RULES: dict[str, Rule] = {"view": check_view, "take": check_take, "put": check_put, "cast": check_cast}
 """The steps of a move with a view or a cast, which change the array's shape or its dtype."""
 
 OVERLAPPING = ("all_gather", "all_to_all", "permute", "reduce_scatter")

@@ -282,11 +282,7 @@ def check_blocks(mesh: Mesh, block: Mapping[int, int], along: Factors) -> None:
 
 
 def check_places(
-    mesh: Mesh,
-    place: Mapping[int, int | None],
-    along: Factors,
-    first: Factors,
-    equal: Sequence[tuple[int, int, int]],
+    mesh: Mesh, place: Mapping[int, int | None], along: Factors, first: Factors, equal: Sequence[tuple[int, int, int]]
 ) -> None:
     """Checks that the devices with data are those at coordinate 0 along the factors `first` and at equal coordinates
     along the pairs of strides `equal`, and that each has it at the block that its coordinates number.

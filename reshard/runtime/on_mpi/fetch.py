@@ -33,15 +33,7 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.geometry.blocks import Block, scale_blocks
-from reshard.lower.to_mpi import (
-    Box,
-    Picks,
-    fetches_by_rank,
-    measure_along,
-    read_request,
-    served_by_rank,
-    write_request,
-)
+from reshard.lower.to_mpi import Box, Picks, fetches_by_rank, measure_along, read_request, served_by_rank, write_request
 from reshard.lower.to_mpi.peer_table import pack_shape
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.copies.copy_order import list_copy_steps, order_copies, widen_block

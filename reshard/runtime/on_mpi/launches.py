@@ -47,14 +47,7 @@ from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import MANIFEST_END
 from reshard.runtime.on_mpi.copies.copy_order import list_tile_copies, widen_block
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, find_word_dtype, pair_views, view_as_words
-from reshard.runtime.on_mpi.direct_moves import (
-    Direct,
-    list_pushes,
-    passes_on,
-    plan_direct,
-    pull_from,
-    push_into,
-)
+from reshard.runtime.on_mpi.direct_moves import Direct, list_pushes, passes_on, plan_direct, pull_from, push_into
 from reshard.runtime.on_mpi.global_array import clear_padding
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, text_of_network
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan

@@ -415,10 +415,7 @@ def pack_items(packed: Sequence[ReadTensor], readers: Readers, size: int, whole:
 
 
 def list_items(
-    tensors: Sequence[tuple[ReadTensor, Layout]],
-    filled: Mapping[str, str],
-    readers: Readers,
-    size: int,
+    tensors: Sequence[tuple[ReadTensor, Layout]], filled: Mapping[str, str], readers: Readers, size: int
 ) -> Iterator[ReadItem]:
     """The readings of tensors that are read on their own, in slabs where one would be more than a wave."""
     for each, layout in tensors:
