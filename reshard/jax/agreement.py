@@ -16,9 +16,6 @@ come, a process that sees another one ask for something else, there or at a meet
 whose time limit is over. What was agreed on costs nothing when it is asked again.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import hashlib

@@ -12,9 +12,6 @@ Large arrays have programs of their own, one for all equal moves. Between CPU de
 sizes are copied, in one exchange (`crossing.host`), as are the parts of an array that several fill.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set

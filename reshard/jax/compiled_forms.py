@@ -16,9 +16,6 @@ Compilations run in a thread of their own, since the caller may be tracing, in a
 pass inside XLA is off there. All processes of a move compile the same forms, so that they come to the same one.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import math

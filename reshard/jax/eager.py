@@ -6,8 +6,6 @@ run_pending     starts one; `move_now` is both, for one array
 put_by_jax      what JAX places itself: arrays that are not sharded yet, and targets without a layout
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

@@ -8,9 +8,6 @@ Jitted, Lowered, Compiled    as of `jax.jit`, the last with what the pass did, a
 strict, Limits               a compiled program that still rebuilds a whole array, or needs too much memory, is refused
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import functools

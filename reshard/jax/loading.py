@@ -10,9 +10,6 @@ Between the devices of a host nothing moves: its processes share the memory of w
 and filled, a thread reads the next one; programs are compiled while it reads the first.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import itertools

@@ -8,10 +8,6 @@ layout_of                  a `NamedSharding` as a `Layout`
 the rest                   what JAX says of meshes and arrays: traced or not, explicit or auto, where and how many
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -19,9 +19,6 @@ could be a `jax.Array` for `reshard.jax.redistribute`. Neither is always faster:
 and this one has views, parts and casts in its copies, needs no program for each shape, and takes the memory of a wave.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,9 +3,6 @@
 The program is compiled unchanged. The report itself is made by `reshard.doctor`, which does not need jax.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import logging

@@ -6,10 +6,6 @@ eager                   moves a concrete array now; `buckets` many at once, `tre
 traced                  moves a traced array by a JAX primitive, to which every transformation applies
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false
-
 from __future__ import annotations
 
 from collections import Counter

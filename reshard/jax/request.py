@@ -11,9 +11,6 @@ platform_network  the network that plans are made for, where the caller names no
 What `reshard.jax.calibrate` measured on the machine goes before the presets.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import re

@@ -4,10 +4,6 @@ Moves are dispatched and not waited for, so a loop over many arrays starts progr
 them holds its buffers. So before one more is started, the oldest is waited for.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false
-
 from __future__ import annotations
 
 import weakref

@@ -1,8 +1,5 @@
 """jax.Arrays as what is saved: their layouts, and the tiles of this process."""
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -20,10 +20,6 @@ A move whose source is unknown while it is traced is planned when XLA's partitio
 but not on TPU (jax-ml/jax#38196).
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false
-
 from __future__ import annotations
 
 import math

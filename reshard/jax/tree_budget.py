@@ -7,9 +7,6 @@
 Every program is made before the first one starts, so that what cannot be done moves nothing.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import math

@@ -6,9 +6,6 @@ CPU devices of this process     copies into new memory, from the shards of both 
 accelerators, other processes   the plan's exchange, as for any move that fills an array: a program for each `changed`
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -6,9 +6,6 @@ prepare_view   a concrete array's move, by `eager`; or that of a traced one, who
 prepare_parts  the same of several arrays that fill one
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import math

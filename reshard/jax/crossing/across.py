@@ -8,8 +8,6 @@
 Before and after, steps of the plan run on the source's and on the target's mesh like any other move.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import operator

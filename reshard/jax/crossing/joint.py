@@ -9,8 +9,6 @@ small as those that share programs on one mesh, since every device has room for 
 A process of a source has to be one of the target, too: then all processes of one array are those of the others.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -10,8 +10,6 @@ Rounds run together while their messages are small. Large ones run one after ano
 before has been written, so that a device has one message at a time beside its tiles.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

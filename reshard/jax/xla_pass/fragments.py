@@ -5,8 +5,6 @@ it compiles any program, and hands it to our pass at the stage at which it hands
 is spelled as this compiler on this platform spells it, and is never written by hand.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import importlib

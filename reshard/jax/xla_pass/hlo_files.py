@@ -4,7 +4,6 @@ Fragments are compiled for devices of the platform that the module was compiled 
 """
 
 # jaxlib's own modules have no stubs.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -9,10 +9,6 @@ comes to the pass. So programs compiled with the pass are not mixed with others,
 pass; and what is compiled only for the pass to see does not come from the cache.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false
-
 from __future__ import annotations
 
 import copy

@@ -1,10 +1,6 @@
 """Steps run on one part of the tile after another, in a loop; several share one where the parts of each are those of
 the next."""
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import itertools

@@ -16,8 +16,6 @@ it has not, the minor dim of the message is one that has, and a part is put toge
 it is transposed and written.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import itertools

@@ -1,8 +1,5 @@
 """A device's place on the mesh, and the groups of a collective, in the terms of `jax.lax`."""
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import math

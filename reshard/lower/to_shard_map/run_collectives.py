@@ -1,8 +1,5 @@
 """One function a collective: slices, gathers, all-to-alls, reductions, split sums and permutes of a device's tile."""
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import math

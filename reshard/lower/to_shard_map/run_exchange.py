@@ -13,10 +13,6 @@ Many rounds alike are a loop, whose body packs a message and writes one. A `pper
 the body has a branch for each list of pairs. Unrolled, every round would be packed and written by code of its own.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import itertools

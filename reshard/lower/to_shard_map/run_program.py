@@ -3,10 +3,6 @@
 A loop runs steps in parts that share one; everything else is one `jax.lax` collective a launch, between local slices.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import itertools

@@ -16,10 +16,6 @@ out each block by itself would be too much code: by tables of rows, or as one ra
 XLA has the ragged collective for TPU and GPU, but not for CPU.
 """
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import itertools

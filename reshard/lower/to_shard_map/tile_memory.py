@@ -1,9 +1,5 @@
 """Tiles and their blocks: the padding, digits and transposes of a `TileView`, in JAX."""
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false
-
 from __future__ import annotations
 
 import itertools
