@@ -456,35 +456,7 @@ class ChainReader:
         except NoLayouts:
             if chain.reduces or len(chain.leaves) == 1:
                 raise
-        return self._join_parts(chain, values)
-
-    def _make_replacement(self, chain: Chain, source: str, leaf: HloValue, values: Sequence[HloValue]) -> Replacement:
-        """The replacement of equal values."""
-        value, after = values[0], values[0].array
-        if leaf.array is None or after is None or value.path:
-            raise Unfit(f"{value.name} is part of a tuple")
-        if any(one.array != after for one in values):
-            raise Unfit(f"{value.name} is used in several memory layouts")
-        sums = tuple(HloValue(chain.region, one.name) for one in chain.collectives if one.kind in REDUCTIONS)
-        summed = [digit for each in sums for digit in summed_digits(self.maps, each)]
-        if not are_disjoint(summed, self.maps.scalars.devices):
-            raise Unfit(f"{leaf.name} adds up what was added up along the same devices before")
-        converted = find_conversion(self.maps, value, leaf)
-        # Data is moved in the narrowest dtype that it has on the way, and a sum in its own.
-        if summed and converted.narrowest not in (converted.before, converted.after):
-            raise Unfit(f"it rounds the sum to {converted.narrowest} on the way")
-        dtype = converted.before if summed else converted.narrowest
-        (tracer, move), shift = self._infer_move(frozenset({leaf}), value, dtype, summed), None
-        if move is None and not summed:
-            move = infer_pick(tracer, value, dtype)
-            shift = infer_shift(tracer, value) if move is None else None
-        if move is None and shift is None:
-            raise NoLayouts(f"no two layouts describe how {value.name} comes from {source}")
-        uses = tuple(use_of(chain.region, one) for one in values)
-        return Replacement((source,), uses, tuple(values), (leaf,), (leaf.array,), after, move, shift, dtype, sums)
-
-    def _join_parts(self, chain: Chain, values: Sequence[HloValue]) -> Replacement:
-        """The replacement of equal values that several arrays are joined in, each of which is moved by itself."""
+        # Several arrays are joined, each of which is moved by itself.
         value, after = values[0], values[0].array
         tracer = Tracer(self.maps, self.numbering, chain.leaves)
         joined = find_joined(tracer, value)
@@ -515,6 +487,31 @@ class ChainReader:
         return Replacement(
             tuple(sources), uses, tuple(values), leaves, befores, after, None, parts=tuple(parts), cuts=joined.cuts
         )
+
+    def _make_replacement(self, chain: Chain, source: str, leaf: HloValue, values: Sequence[HloValue]) -> Replacement:
+        """The replacement of equal values."""
+        value, after = values[0], values[0].array
+        if leaf.array is None or after is None or value.path:
+            raise Unfit(f"{value.name} is part of a tuple")
+        if any(one.array != after for one in values):
+            raise Unfit(f"{value.name} is used in several memory layouts")
+        sums = tuple(HloValue(chain.region, one.name) for one in chain.collectives if one.kind in REDUCTIONS)
+        summed = [digit for each in sums for digit in summed_digits(self.maps, each)]
+        if not are_disjoint(summed, self.maps.scalars.devices):
+            raise Unfit(f"{leaf.name} adds up what was added up along the same devices before")
+        converted = find_conversion(self.maps, value, leaf)
+        # Data is moved in the narrowest dtype that it has on the way, and a sum in its own.
+        if summed and converted.narrowest not in (converted.before, converted.after):
+            raise Unfit(f"it rounds the sum to {converted.narrowest} on the way")
+        dtype = converted.before if summed else converted.narrowest
+        (tracer, move), shift = self._infer_move(frozenset({leaf}), value, dtype, summed), None
+        if move is None and not summed:
+            move = infer_pick(tracer, value, dtype)
+            shift = infer_shift(tracer, value) if move is None else None
+        if move is None and shift is None:
+            raise NoLayouts(f"no two layouts describe how {value.name} comes from {source}")
+        uses = tuple(use_of(chain.region, one) for one in values)
+        return Replacement((source,), uses, tuple(values), (leaf,), (leaf.array,), after, move, shift, dtype, sums)
 
     def _before_widening(self, value: HloValue) -> HloValue:
         """The same elements in a narrower dtype, if the value is that converted."""

@@ -168,24 +168,18 @@ def _figures_listed(
         return [m for m in exchange_messages(operand, result, view, holding) if m.sender != m.receiver]
 
     if view is not None and holding is None and not operand.partial:  # Each summand has tiles of its own.
-        return _figures_through(operand, result, view, lambda: [loads_of(list_sent())])
+        # From what pieces share.
+        shared = _share_out(operand, result, view)
+        rounds = max(*itertools.chain(*shared.sends.values()), *_count_receives(operand, result, shared, view))
+        run = shared.message if not shared.extra and _sends_runs(operand, result, view) else 1
+        received, sent = count_lacked(operand, result, view), ByDevice(0, shared.sent)
+        return ExchangeFigures(rounds, shared.message, run, lambda: [loads_of(list_sent())]), received, sent
     sent = list_sent()
     tally = tally_messages(sent)
     run = tally.largest if all(m.is_run for m in sent) else 1
     received = ByDevice(0, {device: tally.received[device] for device in result.mesh.devices})
     given = ByDevice(0, {device: tally.sent[device] for device in operand.mesh.devices})
     return ExchangeFigures(tally.rounds, tally.largest, run, lambda: [loads_of(sent)]), received, given
-
-
-def _figures_through(
-    operand: Layout, result: Layout, view: View, loads: Callable[[], Sequence[Collection[Load]]]
-) -> tuple[ExchangeFigures, ByDevice, ByDevice]:
-    """The figures through a view, from what pieces share."""
-    shared = _share_out(operand, result, view)
-    rounds = max(*itertools.chain(*shared.sends.values()), *_count_receives(operand, result, shared, view))
-    run = shared.message if not shared.extra and _sends_runs(operand, result, view) else 1
-    received, sent = count_lacked(operand, result, view), ByDevice(0, shared.sent)
-    return ExchangeFigures(rounds, shared.message, run, loads), received, sent
 
 
 def _sends_runs(operand: Layout, result: Layout, view: View) -> bool:

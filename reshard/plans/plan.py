@@ -383,7 +383,8 @@ class Plan(ShownPlan):
     @property
     def peaks(self) -> tuple[int, ...]:
         """The most bytes live on a device of each kind; see `plans.step`."""
-        return peaks_of(self.batches)
+        kinds = device_kinds(plan for batch in self.batches for plan in batch.plans)
+        return find_peaks([batch.footprint(kinds) for batch in self.batches])
 
     @property
     def floor_bytes(self) -> int:
@@ -857,12 +858,6 @@ class LiveArrays:
         """The bytes of the arrays that are there, on a device of each kind."""
         live = (*(self._readers.keys() - self._freed), *self.there)
         return kinds.total(kinds.tile(self._layouts[each]) for each in live)
-
-
-def peaks_of(batches: Sequence[Batch]) -> Bytes:
-    """The most bytes live on a device of each kind while batches run one after another."""
-    kinds = device_kinds(plan for batch in batches for plan in batch.plans)
-    return find_peaks([batch.footprint(kinds) for batch in batches])
 
 
 def list_lanes(plan: Plan) -> tuple[object, ...] | None:

@@ -652,7 +652,22 @@ def fewest(plan: Plan, limit: float = 30.0) -> Fewest:
         if not _ONE_SEARCH.acquire(timeout=min(max(0.0, limit), threading.TIMEOUT_MAX)):
             raise TimeoutError("another thread searches")
         try:
-            return _search_shorter(plan, deadline)
+            # A shorter plan, then one that is shorter still, until there is none.
+            space, best = space_of(plan), plan
+            verdict: Fewest | None = None
+            try:
+                while verdict is None and best.launches > min(1, best.lower_bound_bytes):
+                    shorter, verdict = _search_once(plan, space, best.launches, deadline)
+                    best = shorter or best
+            except (TimeoutError, UndecidedError):
+                if best is plan:
+                    raise
+                verdict = _undecided("whether there are fewer still")
+            if best is plan and verdict is not None:
+                return verdict
+            fewer = verdict or _without_search(best) or _undecided("whether there are fewer still")
+            statement = f"fewer launches exist:\n{indent(str(best), '    ')}"
+            return Fewest(statement, (fewer.statement, *fewer.argument), fewer.claims, holds=False, better=best)
         finally:
             _ONE_SEARCH.release()
     except TimeoutError:
@@ -695,25 +710,6 @@ def _without_search(plan: Plan) -> Fewest | None:
         return None
     why = f"some device receives {plan.lower_bound_bytes} bytes in any plan, and nothing is received without a launch"
     return Fewest(_no_fewer(plan, 1), (why,))
-
-
-def _search_shorter(plan: Plan, deadline: float) -> Fewest:
-    """Searches for a shorter plan, then for one that is shorter still, until there is none."""
-    space, best = space_of(plan), plan
-    verdict: Fewest | None = None
-    try:
-        while verdict is None and best.launches > min(1, best.lower_bound_bytes):
-            shorter, verdict = _search_once(plan, space, best.launches, deadline)
-            best = shorter or best
-    except (TimeoutError, UndecidedError):
-        if best is plan:
-            raise
-        verdict = _undecided("whether there are fewer still")
-    if best is plan and verdict is not None:
-        return verdict
-    fewer = verdict or _without_search(best) or _undecided("whether there are fewer still")
-    statement = f"fewer launches exist:\n{indent(str(best), '    ')}"
-    return Fewest(statement, (fewer.statement, *fewer.argument), fewer.claims, holds=False, better=best)
 
 
 def _search_once(plan: Plan, space: Space, launches: int, deadline: float) -> tuple[Plan | None, Fewest | None]:

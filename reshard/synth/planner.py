@@ -208,7 +208,26 @@ def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
     pair = Pair(*_spell_on_one_mesh(source, target))
     check_start(pair)
     if pair.crosses:
-        return _plan_crossing(pair, options)
+        # To other devices; relays only where one may load the busiest device less.
+        budget, network, donate, slack = options[:4]
+
+        def plan_routes(routes: Iterable[Route]) -> list[Plan]:
+            return [chain(pair.source, pair.target, route, donate) for route in routes]
+
+        def fit_and_time(plans: Sequence[Plan]) -> list[Plan]:
+            fitting = plans if budget is None else fit_plans(plans, budget, None)
+            return [cost.time_on_network(plan, network) for plan in fitting]
+
+        plans = plan_routes(dict.fromkeys(crossing.routes(pair, network)))
+        bound, fewest = plans[0].endpoint_bound_bytes, min(map(_busiest_bytes, plans))
+        if _is_within(fewest, bound, slack if network is None else SLACK):
+            fitting = fit_and_time(plans)
+            chosen = choose_plan(fitting, slack, bound)
+            # With fewest bytes above the bound, more is within their slack, unless a relay has fewer yet.
+            if network is not None or fewest == bound or chosen is choose_plan(fitting, slack):
+                return chosen
+        relays = plan_routes(crossing.list_relays(pair.source, pair.target))
+        return choose_plan(fit_and_time([*plans, *relays]), slack)
     budget, network, donate, slack = options[:4]
     links = None if network is None else network.links(pair.source.mesh)
     routes: Sequence[Sequence[StepSpec]] = list_routes(pair, links)
@@ -263,29 +282,6 @@ def check_start(pair: Pair) -> None:
             f"{target.dtype} leaves a {target.reduction} as it is, so nothing can fill the other summands; give a "
             f"target that is a sum, or one that is not partial"
         )
-
-
-def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
-    """The best plan to other devices; relays only where one may load the busiest device less."""
-    budget, network, donate, slack = options[:4]
-
-    def plan_routes(routes: Iterable[Route]) -> list[Plan]:
-        return [chain(pair.source, pair.target, route, donate) for route in routes]
-
-    def fit_and_time(plans: Sequence[Plan]) -> list[Plan]:
-        fitting = plans if budget is None else fit_plans(plans, budget, None)
-        return [cost.time_on_network(plan, network) for plan in fitting]
-
-    plans = plan_routes(dict.fromkeys(crossing.routes(pair, network)))
-    bound, fewest = plans[0].endpoint_bound_bytes, min(map(_busiest_bytes, plans))
-    if _is_within(fewest, bound, slack if network is None else SLACK):
-        fitting = fit_and_time(plans)
-        chosen = choose_plan(fitting, slack, bound)
-        # With fewest bytes above the bound, more is within their slack, unless a relay has fewer yet.
-        if network is not None or fewest == bound or chosen is choose_plan(fitting, slack):
-            return chosen
-    relays = plan_routes(crossing.list_relays(pair.source, pair.target))
-    return choose_plan(fit_and_time([*plans, *relays]), slack)
 
 
 def choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:

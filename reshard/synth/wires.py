@@ -325,7 +325,29 @@ class Wires(Mapping[str, Link]):
         """What sub-axes take up on the wires."""
         key = tuple(sub_axes)
         if key not in self._spans:
-            self._spans[key] = self._spans_of(mesh, key)
+            runs: dict[int, set[tuple[int, int]]] = {}
+            rough: dict[int, int] = {}
+            for sub in dict.fromkeys(key):
+                whole = mesh.axes[sub.axis]
+                low, high = whole // (sub.pre * sub.size), whole // sub.pre
+                pieces = [
+                    (s, max(low, s.low), min(high, s.high))
+                    for s in self._stretches.get(sub.axis, ())
+                    if max(low, s.low) < min(high, s.high)
+                ]
+                if all(start % s.low == 0 and s.high % end == 0 and end % start == 0 for s, start, end in pieces):
+                    for s, start, end in pieces:
+                        runs.setdefault(s.on, set()).add((s.hop * start // s.low, end // start))
+                else:
+                    for s, _, _ in pieces:
+                        rough[s.on] = rough.get(s.on, 1) * sub.size
+            spans: list[Span] = []
+            for on in sorted({*runs, *rough}):
+                axis, joined = self._axes[on], join_runs(runs.get(on, set()))
+                peers = math.prod(size for _, size in joined)
+                whole = Span(axis, ((1, axis.size),), peers * rough.get(on, 0), rough=True)
+                spans.append(whole if on in rough else Span(axis, joined, peers))
+            self._spans[key] = Spans(spans)
         return self._spans[key]
 
     def route(self, mesh: Mesh, origins: Mapping[tuple[int, int], int | None]) -> float | None:
@@ -354,31 +376,6 @@ class Wires(Mapping[str, Link]):
             if part.low <= low < part.high and not (low % part.low or part.high % (low * prime)):
                 return WiredDigit(part.on, part.hop * (low // part.low), prime)
         return None
-
-    def _spans_of(self, mesh: Mesh, sub_axes: tuple[SubAxis, ...]) -> Spans:
-        runs: dict[int, set[tuple[int, int]]] = {}
-        rough: dict[int, int] = {}
-        for sub in dict.fromkeys(sub_axes):
-            whole = mesh.axes[sub.axis]
-            low, high = whole // (sub.pre * sub.size), whole // sub.pre
-            pieces = [
-                (s, max(low, s.low), min(high, s.high))
-                for s in self._stretches.get(sub.axis, ())
-                if max(low, s.low) < min(high, s.high)
-            ]
-            if all(start % s.low == 0 and s.high % end == 0 and end % start == 0 for s, start, end in pieces):
-                for s, start, end in pieces:
-                    runs.setdefault(s.on, set()).add((s.hop * start // s.low, end // start))
-            else:
-                for s, _, _ in pieces:
-                    rough[s.on] = rough.get(s.on, 1) * sub.size
-        spans: list[Span] = []
-        for on in sorted({*runs, *rough}):
-            axis, joined = self._axes[on], join_runs(runs.get(on, set()))
-            peers = math.prod(size for _, size in joined)
-            whole = Span(axis, ((1, axis.size),), peers * rough.get(on, 0), rough=True)
-            spans.append(whole if on in rough else Span(axis, joined, peers))
-        return Spans(spans)
 
 
 # `Torus`: the physical axes that the devices of a fabric lie on, chosen from their number or given.

@@ -149,6 +149,17 @@ def _write_article(at: int, one: Finding, longest: int) -> str:
         f"<span class='{'here' if line.here else 'faint'}'>{line.number:5} {escape(line.text)}</span>"
         for line in quote_lines(place.where)
     )
+    # Bars on the scale of the largest place.
+    rows = [("received", place.received_bytes, "bad", "")]
+    if place.planned_bytes is not None:
+        rows.append(("reshard", place.planned_bytes, "good", ""))
+    rows.append(("needed", place.needed_bytes, "faint", "" if place.exact else "&le; "))
+    lines = (
+        f"<span>{name}</span>{write_bar(place.runs * count / max(1, longest), colour)}"
+        f"<span class='end'>{mark}{bytes_text(place.runs * count)}</span>"
+        for name, count, colour, mark in rows
+    )
+    temp = f"<span>temporary</span><span></span><span class='end'>{bytes_text(place.temp_bytes)}</span>"
     parts = [
         f"<header><span class='faint'>{at}</span><b class='mono'>{escape(one.where)}</b>{_write_tags(one)}</header>",
         f"<p class='faint mono'>{escape(format_origin(place.where))}</p>",
@@ -157,7 +168,7 @@ def _write_article(at: int, one: Finding, longest: int) -> str:
         f"<p>XLA: <b>{escape(one.does)}</b></p>",
         "" if place.counted else f"<p class='faint'>{escape(OTHER_BRANCH)}</p>",
         f"<p class='{css}'>{escape(one.rebuilt[0].upper() + one.rebuilt[1:])}</p>" if one.rebuilt else "",
-        _write_bars(place, longest),
+        f'<div class="bars">{"".join(lines)}{temp}</div>',
         f"<p class='good'>reshard: {escape(one.plan)}</p>" if one.plan else "",
         f"<p class='faint'>{escape(one.causes[0].upper() + one.causes[1:])}</p>" if one.causes else "",
         f"<p class='faint'>{escape(one.left[0].upper() + one.left[1:])}</p>" if one.left else "",
@@ -175,21 +186,6 @@ def _write_tags(one: Finding) -> str:
 def _write_move(texts: tuple[str, str]) -> str:
     before, after = texts
     return f"{escape(before)} <span class='mark'>&rarr;</span> {escape(after)}"
-
-
-def _write_bars(place: Place, longest: int) -> str:
-    """Bars for the bytes received, planned and needed in a run of the program, on the scale of the largest place."""
-    rows = [("received", place.received_bytes, "bad", "")]
-    if place.planned_bytes is not None:
-        rows.append(("reshard", place.planned_bytes, "good", ""))
-    rows.append(("needed", place.needed_bytes, "faint", "" if place.exact else "&le; "))
-    lines = (
-        f"<span>{name}</span>{write_bar(place.runs * count / max(1, longest), colour)}"
-        f"<span class='end'>{mark}{bytes_text(place.runs * count)}</span>"
-        for name, count, colour, mark in rows
-    )
-    temp = f"<span>temporary</span><span></span><span class='end'>{bytes_text(place.temp_bytes)}</span>"
-    return f'<div class="bars">{"".join(lines)}{temp}</div>'
 
 
 def _write_collectives(place: Place) -> str:

@@ -117,7 +117,28 @@ def compile_across(
             return _compile_tile_move(parts, senders, ends, donate)
     if not isinstance(step, Exchange):
         raise LayoutError(f"{parts.across} does not go in messages; report this")
-    return _compile_message_move(parts, step, ends, donate, between, overwrites)
+    near_layout, far_layout = parts.across.source, parts.across.target
+    dtype = jnp.dtype(near_layout.dtype)
+    meshes = flatten_mesh(ends.source.mesh), flatten_mesh(ends.target.mesh)
+    transport = BetweenProcesses(meshes, ends.devices, dtype) if between else InProcess(meshes, ends.devices)
+    exchange = compile_stages(step, near_layout, far_layout, meshes, transport, dtype)
+    before, finish = _compile_before(parts.before, ends.source, donate), _compile_after(parts.after, ends.target)
+    sends = bool(ends.source.addressable_devices)
+    fills = step.fills and transport.receives
+
+    def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
+        near = before(x, scale) if sends else x
+        stack = stack_shards(local_shards(near), meshes[0], near_layout, dtype) if sends else None
+        old = None
+        if fills and into is not None:
+            old = stack_shards(local_shards(into), meshes[1], far_layout, dtype)
+            old = old if overwrites else old.copy()
+        far = run_stages(exchange, stack, donate or near is not x, old)
+        if donate and not x.is_deleted():
+            x.delete()
+        return finish([] if far is None else local_shards(far), into, scale)
+
+    return moved
 
 
 def compile_copies(whole: Plan, request: ReshardRequest) -> HostMove | None:
@@ -348,33 +369,6 @@ def _compile_tile_move(parts: Legs, pairs: dict[int, int], ends: Ends, donate: b
         if donate or near is not x:
             near.delete()
         return finish(shards, into, scale)
-
-    return moved
-
-
-def _compile_message_move(
-    parts: Legs, step: Exchange, ends: Ends, donate: bool, between: bool, overwrites: bool
-) -> Moving:
-    near_layout, far_layout = parts.across.source, parts.across.target
-    dtype = jnp.dtype(near_layout.dtype)
-    meshes = flatten_mesh(ends.source.mesh), flatten_mesh(ends.target.mesh)
-    transport = BetweenProcesses(meshes, ends.devices, dtype) if between else InProcess(meshes, ends.devices)
-    exchange = compile_stages(step, near_layout, far_layout, meshes, transport, dtype)
-    before, finish = _compile_before(parts.before, ends.source, donate), _compile_after(parts.after, ends.target)
-    sends = bool(ends.source.addressable_devices)
-    fills = step.fills and transport.receives
-
-    def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
-        near = before(x, scale) if sends else x
-        stack = stack_shards(local_shards(near), meshes[0], near_layout, dtype) if sends else None
-        old = None
-        if fills and into is not None:
-            old = stack_shards(local_shards(into), meshes[1], far_layout, dtype)
-            old = old if overwrites else old.copy()
-        far = run_stages(exchange, stack, donate or near is not x, old)
-        if donate and not x.is_deleted():
-            x.delete()
-        return finish([] if far is None else local_shards(far), into, scale)
 
     return moved
 

@@ -143,7 +143,14 @@ def edit_shardings(module: Module, edits: Mapping[Key, Spec | None], meshes: Map
             dims = ", ".join(f"{{{', '.join(a if a == '?' else json.dumps(a) for a in axes)}}}" for axes in spec or ())
             made = None if spec is None else ir.Attribute.parse(f"#sdy.sharding<@{mesh}, [{dims}]>")
             if kind in (IN, OUT):
-                _set_end(entry, kind, number, made)
+                name = "arg_attrs" if kind == IN else "res_attrs"
+                listed = list(entry.attributes[name])
+                named = {pair.name: pair.attr for pair in ir.DictAttr(listed[number])}
+                named.pop(SHARDING, None)
+                if made is not None:
+                    named[SHARDING] = made
+                listed[number] = ir.DictAttr.get(named)
+                entry.attributes[name] = ir.ArrayAttr.get(listed)
                 continue
             if kind == OPERATION:
                 result = operations[number].results[0]
@@ -293,17 +300,6 @@ def _read_ends(entry: Operation, kind: str) -> list[UserSharding]:
         spec, mesh = _read_spec(named.get(SHARDING))
         ends.append(UserSharding((kind, number), *_read_type(its), spec, mesh, kind + "s", title))
     return ends
-
-
-def _set_end(entry: Operation, kind: str, number: int, sharding: Attribute | None) -> None:
-    name = "arg_attrs" if kind == IN else "res_attrs"
-    listed = list(entry.attributes[name])
-    named = {pair.name: pair.attr for pair in ir.DictAttr(listed[number])}
-    named.pop(SHARDING, None)
-    if sharding is not None:
-        named[SHARDING] = sharding
-    listed[number] = ir.DictAttr.get(named)
-    entry.attributes[name] = ir.ArrayAttr.get(listed)
 
 
 def _name_lines(listed: Sequence[UserSharding], working: set[tuple[str, str]]) -> list[UserSharding]:

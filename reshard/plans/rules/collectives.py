@@ -299,7 +299,14 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
         if across or view is not None:
             why = "only an exchange among the same devices, without a view, goes in place"
             raise refuse_step("exchange", operand, result, why)
-        return _check_in_place(operand, result, mode.chunk)
+        # Each message arrives where the last one left; a single element needs no buffer.
+        r = refine(operand, result)
+        if r is None or not r.exact:
+            raise refuse_step("exchange", operand, result, "only even layouts with a common refinement go in place")
+        rounds = even_rounds(r)
+        chunks, largest = in_place_cut(r.common, mode.chunk)
+        scratch = 2 * operand.nbytes(largest) if rounds and largest > 1 else 0
+        return Cost(lower_bound(operand, result), rounds * chunks, scratch)
     if mode.fresh and (view is None or not view.into or holding is not None):
         raise refuse_step("exchange", operand, result, "only what fills part of an array has a fresh one around it")
     unlike = across or view is not None or holding is not None or operand.ragged or result.ragged
@@ -307,7 +314,14 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
         why = "an exchange of no sum is relayed, to other devices, through a view, beside what is held or of pieces"
         raise refuse_step("exchange", operand, result, why)
     if mode.gathers:
-        return _check_gathering(operand, result, mode)
+        # Buffers have what a device sends and is sent in a round, or what it passes on and gathers.
+        ends = operand, result, mode.view
+        if not mode.relay or mode.chunk is not None or mode.holding is not None or count_copies(operand) > 1:
+            why = "only a relay of whole messages gathers, of tiles with one holder each, to devices that hold nothing"
+            raise refuse_step("exchange", operand, result, why)
+        figures = gathering_figures(*ends)
+        scratch = max(2 * figures.message, figures.gathered)
+        return Cost(operand.nbytes(figures.received), figures.rounds + (figures.gathered > 0), operand.nbytes(scratch))
     figures = exchange_figures(operand, result, view, relayed=mode.relay, holding=holding)
     cap = figures.message if mode.chunk is None else min(mode.chunk, figures.message)
     rounds, chunk = figures.cut(cap)
@@ -318,18 +332,6 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     if view is None and holding is None:
         return Cost(lower_bound(operand, result), rounds, scratch)
     return Cost(wire.nbytes(received_by_device(operand, result, view, holding).most), rounds, scratch)
-
-
-def _check_gathering(operand: Layout, result: Layout, mode: StepMode) -> Cost:
-    """A relay whose second turn is a gather: buffers have what a device sends and is sent in a round, or what it passes
-    on and gathers."""
-    ends = operand, result, mode.view
-    if not mode.relay or mode.chunk is not None or mode.holding is not None or count_copies(operand) > 1:
-        why = "only a relay of whole messages gathers, of tiles that have one holder each, to devices that hold nothing"
-        raise refuse_step("exchange", operand, result, why)
-    figures = gathering_figures(*ends)
-    scratch = max(2 * figures.message, figures.gathered)
-    return Cost(operand.nbytes(figures.received), figures.rounds + (figures.gathered > 0), operand.nbytes(scratch))
 
 
 def _check_holding(operand: Layout, result: Layout, mode: StepMode) -> None:
@@ -353,17 +355,6 @@ def count_buffers(operand: Layout, result: Layout, mode: StepMode) -> int:
     A device of one set only sends or receives. In a relay, receivers pass on in the same round as they receive.
     """
     return 1 if disjoint(operand.mesh, result.mesh) and not mode.relay else 2
-
-
-def _check_in_place(operand: Layout, result: Layout, chunk: int | None) -> Cost:
-    """Each message arrives where the last one left; a single element needs no buffer."""
-    r = refine(operand, result)
-    if r is None or not r.exact:
-        raise refuse_step("exchange", operand, result, "only even layouts with a common refinement go in place")
-    rounds = even_rounds(r)
-    chunks, largest = in_place_cut(r.common, chunk)
-    scratch = 2 * operand.nbytes(largest) if rounds and largest > 1 else 0
-    return Cost(lower_bound(operand, result), rounds * chunks, scratch)
 
 
 def in_place_cut(message: int, chunk: int | None) -> tuple[int, int]:

@@ -72,7 +72,21 @@ def claim_collective(instruction: object, contract: StepContract) -> list[Claim]
     if source_of is None:
         raise UndecidedError(f"{contract.about}: no such instruction as {type(instruction).__name__}")
     source = source_of(instruction, contract)
-    _check_partial(contract, source, instruction)
+    # Exactly the factors that stop being partial are summed, exactly those that start are filled, and the others keep
+    # their summand.
+    about = contract.about
+    before = set(_partial_factors(contract, contract.operand))
+    after = set(_partial_factors(contract, contract.result))
+    require(set(source.started) == after - before, f"{about}: the result is partial where the operand is not")
+    require(set(source.summed) == before - after, f"{about}: other summands are combined than those of the layouts")
+    require(not {s for s, _ in after & before} & set(source.coordinates), f"{about}: summands change places")
+    reduction = getattr(instruction, "reduction", None)
+    if source.summed:
+        require(reduction == contract.operand.reduction, f"{about}: combined by {reduction}")
+    if source.started:
+        require(reduction == contract.result.reduction, f"{about}: filled for {reduction}")
+    same = not after & before or contract.operand.reduction == contract.result.reduction
+    require(same, f"{about}: another reduction is left")
     return [_claim(contract, source)]
 
 
@@ -188,25 +202,6 @@ def _partial_factors(contract: StepContract, layout: Layout) -> list[tuple[int, 
         inner = sorted(e for e in ends if stride <= e <= stride * size)
         pieces += [(low, high // low) for low, high in itertools.pairwise(inner)]
     return pieces
-
-
-def _check_partial(contract: StepContract, source: ElementSource, instruction: object) -> None:
-    """Checks that exactly the factors that stop being partial are summed, that exactly those that start are filled, and
-    that the others keep their summand.
-    """
-    about = contract.about
-    before = set(_partial_factors(contract, contract.operand))
-    after = set(_partial_factors(contract, contract.result))
-    require(set(source.started) == after - before, f"{about}: the result is partial where the operand is not")
-    require(set(source.summed) == before - after, f"{about}: other summands are combined than those of the layouts")
-    require(not {s for s, _ in after & before} & set(source.coordinates), f"{about}: summands change places")
-    reduction = getattr(instruction, "reduction", None)
-    if source.summed:
-        require(reduction == contract.operand.reduction, f"{about}: combined by {reduction}")
-    if source.started:
-        require(reduction == contract.result.reduction, f"{about}: filled for {reduction}")
-    same = not after & before or contract.operand.reduction == contract.result.reduction
-    require(same, f"{about}: another reduction is left")
 
 
 def _claim(contract: StepContract, source: ElementSource) -> Claim:

@@ -212,7 +212,20 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
     boxes = boxes_of(step)
     _check_summands(boxes, contract)
     if contract.digits is not None and contract.operand.even and contract.result.even:
-        _check_digits(step, boxes, contract)
+        # Every receiver gets every piece of every share.
+        dst = check_messages(step, boxes, contract)
+        staying = [a for a in contract.after if a.src is None]
+        arriving = [a for a in contract.after if a.src is not None]
+        key = find_positions(contract.result.mesh, boxes.receiver)
+        for a in arriving:
+            require(np.all(dst[a.place][:, 1] == 1), "a box of several shares")
+            key = key * a.radix + dst[a.place][:, 0]
+        spans = np.concatenate([np.zeros((len(key), 2), np.int64), *(dst[a.place] for a in staying)], axis=1)
+        pieces, which = np.unique(spans, axis=0, return_inverse=True)
+        _check_pieces(pieces[:, 2:].reshape(len(pieces), len(staying), 2), [a.radix for a in staying], contract.about)
+        wanted = contract.result.mesh.size * count_values(arriving) * len(pieces)
+        arrived = len(np.unique(key * max(len(pieces), 1) + which.ravel()))
+        require(arrived == wanted > 0, f"{contract.about}: of {wanted} pieces {arrived} arrive")
     else:
         contract = contract.between_parts()
         _check_tables(step, boxes, contract)
@@ -349,23 +362,6 @@ def check_messages(step: Exchange, boxes: Boxes, contract: StepContract) -> Mapp
                 ends.append(np.stack([value, np.ones_like(value)], axis=1))
         require(np.array_equal(ends[0], ends[1]), f"{contract.about}: a box of other elements, dim {a.dim}")
     return dst
-
-
-def _check_digits(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
-    """Checks an even exchange digit by digit: every receiver gets every piece of every share."""
-    dst = check_messages(step, boxes, contract)
-    staying = [a for a in contract.after if a.src is None]
-    arriving = [a for a in contract.after if a.src is not None]
-    key = find_positions(contract.result.mesh, boxes.receiver)
-    for a in arriving:
-        require(np.all(dst[a.place][:, 1] == 1), "a box of several shares")
-        key = key * a.radix + dst[a.place][:, 0]
-    spans = np.concatenate([np.zeros((len(key), 2), np.int64), *(dst[a.place] for a in staying)], axis=1)
-    pieces, which = np.unique(spans, axis=0, return_inverse=True)
-    _check_pieces(pieces[:, 2:].reshape(len(pieces), len(staying), 2), [a.radix for a in staying], contract.about)
-    wanted = contract.result.mesh.size * count_values(arriving) * len(pieces)
-    arrived = len(np.unique(key * max(len(pieces), 1) + which.ravel()))
-    require(arrived == wanted > 0, f"{contract.about}: of {wanted} pieces {arrived} arrive")
 
 
 def _by_digit(spans: Ints, axes: list[list[FormDigit]]) -> dict[Place, Ints]:

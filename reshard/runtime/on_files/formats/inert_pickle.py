@@ -140,11 +140,11 @@ class _Machine:
         if kind is None:
             raise ValueError(f"it has the opcode {opcode}")
         items = self._pop_marked() if opcode.endswith("S") else self._pop_last(1 if kind is list else 2)
-        held: Any = self.stack[-1]
+        held = self.stack[-1]
         if type(held) is not kind:
             raise ValueError(f"a {type(held).__name__} stands where a {kind.__name__} is filled")
         if kind is list:
-            held.extend(items)
+            cast("list[Any]", held).extend(items)
             return
         for key, value in zip(items[::2], items[1::2], strict=True):
             # A tuple is hashed with all that it nests, on the stack of C.
