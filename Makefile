@@ -9,6 +9,9 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # hundreds of them start a process that would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
+# Bytecode is written for what is imported, as it is imported: most of what is installed never is.
+export PIP_NO_COMPILE = 1
+
 # Only wheels: a Python for which a package has none is too new, and the next one is taken. `make PIP_ONLY_BINARY=` builds.
 export PIP_ONLY_BINARY ?= :all:
 
