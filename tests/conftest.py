@@ -72,6 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in random.Random(name).sample(slow, max(0, len(slow) - marker.kwargs.get("slow", len(slow)))):
             item.add_marker(pytest.mark.sweep)
 
+    # What takes a minute begins first: at the end, one process would run it while the others have nothing left.
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+LONGEST = {"test_notebooks.py", "test_demo.py"}
+
 
 def _rest(name: str, family: list[pytest.Item], count: int) -> list[pytest.Item]:
     """All but the first case and `count - 1` others, the same ones in every process and every run."""
