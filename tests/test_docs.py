@@ -414,7 +414,19 @@ def first_blocks() -> list[Any]:
     return [pytest.param(block, id=name) for name, block in firsts if "jax" in block.text and name not in PASTED]
 
 
+SETUP = """import os
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+"""
+
+
+@pytest.mark.parametrize("block", first_blocks())
+def test_the_first_block_sets_up_its_devices(block: Block):
+    assert block.text.startswith(SETUP) or "subprocess" in block.text
+
+
 @pytest.mark.slow
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.parametrize("block", first_blocks())
 def test_the_first_block_pastes_into_a_fresh_python(block: Block, tmp_path: Path):
     _, stderr = paste(block.text, tmp_path)

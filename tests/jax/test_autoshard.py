@@ -55,6 +55,12 @@ def choice(mesh):
     return reshard.jax.autoshard(update, mesh, *list_shapes(), network=NETWORK, donate=0, compare="all")
 
 
+@pytest.fixture(scope="module")
+def free(mesh):
+    """What is chosen alone and without a budget."""
+    return reshard.jax.autoshard(update, mesh, *list_shapes(), network=NETWORK, donate=0, compare="none")
+
+
 def test_the_step_runs_as_it_does_alone(choice):
     values = fill(list_shapes())
     alone = jax.jit(update)(*values)
@@ -109,9 +115,8 @@ def test_what_is_fixed_stays(mesh):
 
 
 @pytest.mark.slow
-def test_a_budget_is_kept_by_what_is_compiled(mesh):
+def test_a_budget_is_kept_by_what_is_compiled(mesh, free):
     shapes = list_shapes()
-    free = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, donate=0, compare="none")
     with pytest.raises(BudgetError, match="the smallest budget that works is") as refused:
         reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, donate=0, budget=1024, time_limit=5)
     least = refused.value.smallest
@@ -122,7 +127,7 @@ def test_a_budget_is_kept_by_what_is_compiled(mesh):
 
 
 @pytest.mark.parametrize("unseen", [64 << 10, -(32 << 10)])
-def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choice(mesh, monkeypatch, unseen):
+def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choice(mesh, free, monkeypatch, unseen):
     """The compiler is made to need so much more than it says: what it compiled decides, not the model."""
     asked = []
 
@@ -137,14 +142,13 @@ def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choic
     monkeypatch.setattr(search, "choose_splits", choose)
     monkeypatch.setattr(search, "measure_executable", measure)
     options = {"network": NETWORK, "donate": 0, "compare": "none"}
-    free = reshard.jax.autoshard(update, mesh, *list_shapes(), **options)
+    peak = free.peak_bytes + unseen
     # Nothing is faster than what is chosen without a budget, whatever the model says of its peak.
-    kept = reshard.jax.autoshard(update, mesh, *list_shapes(), budget=free.peak_bytes, **options)
-    assert asked == [(None, 0)] * 2 and kept.in_shardings == free.in_shardings
-    budget = free.peak_bytes - 1
-    kept = reshard.jax.autoshard(update, mesh, *list_shapes(), budget=budget, **options)
-    assert asked[2:4] == [(None, 0), (budget, free.peak_bytes - free.best.planned.peak_bytes)]
-    assert kept.peak_bytes <= budget and kept.best.planned.seconds > free.best.planned.seconds
+    kept = reshard.jax.autoshard(update, mesh, *list_shapes(), budget=peak, **options)
+    assert asked == [(None, 0)] and kept.in_shardings == free.in_shardings
+    kept = reshard.jax.autoshard(update, mesh, *list_shapes(), budget=peak - 1, **options)
+    assert asked[1:3] == [(None, 0), (peak - 1, peak - free.best.planned.peak_bytes)]
+    assert kept.peak_bytes < peak and kept.best.planned.seconds > free.best.planned.seconds
 
 
 def test_no_more_than_three_corrections_are_made(mesh, monkeypatch):

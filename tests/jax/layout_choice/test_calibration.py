@@ -27,7 +27,9 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_planned_for(cache):
+def test_what_is_measured_is_planned_for(monkeypatch):
+    monkeypatch.setattr(calibration, "_REPEATS", 3)
+    monkeypatch.setattr(calibration, "_ROUNDS", 8)
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     network, speed = reshard.jax.calibrate(mesh, "here")
     assert network.name == speed.name == "here"
