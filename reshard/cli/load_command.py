@@ -68,7 +68,7 @@ class LoadOptions:
 def print_load_plan(options: LoadOptions) -> int:
     """Prints who would read what."""
     from reshard import files
-    from reshard.files.name_moves import list_target_types
+    from reshard.files.plan_load import list_target_types
 
     ckpt, mesh = files.open(options.path), Mesh.parse(options.mesh)
     rules = _read_rules(options)

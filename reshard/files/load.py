@@ -23,7 +23,7 @@ from reshard.plans.stored import Checkpoint
 from reshard.runtime.on_files.drivers import check_missing
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, WantedTiles
 from reshard.runtime.on_files.host_load import load_in_process
-from reshard.runtime.on_files.parallel_reads import ParallelReader
+from reshard.runtime.on_files.reader_thread import ParallelReader
 from reshard.runtime.on_files.sidecar import BlockChecks, find_checks
 from reshard.show.load_progress import show_load_progress
 from reshard.types.mesh import MeshLike

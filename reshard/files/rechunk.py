@@ -113,7 +113,7 @@ def rechunk(
     processes: Processes = OneProcess()
     if comm is not None:
         # Ranks wait for each other while one reads a block: however long that is, it is no fault.
-        processes = import_module("reshard.mpi.saving").RankProcesses(comm, _PATIENCE)
+        processes = import_module("reshard.mpi.files").RankProcesses(comm, _PATIENCE)
     path: str = os.path.abspath(os.path.join(target))
     folder, name = os.path.split(path)
     built = os.path.join(folder, f".{name}-{processes.gather(os.urandom(4).hex())[0]}.part")

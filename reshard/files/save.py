@@ -358,7 +358,7 @@ def find_processes(tree: Tree, comm: Any, limit: float) -> Processes:
     if comm is None and hasattr(leaf, "comm"):
         comm = leaf.comm
     if comm is not None:
-        return import_module("reshard.mpi.saving").RankProcesses(comm, limit)
+        return import_module("reshard.mpi.files").RankProcesses(comm, limit)
     if hasattr(leaf, "addressable_shards"):
         return import_module("reshard.jax.agreement").JaxProcesses(limit)
     return OneProcess()
@@ -398,7 +398,7 @@ def hold_arrays(tree: Tree, layouts: Any, comm: Any, processes: Processes) -> He
         if hasattr(leaf, "addressable_shards"):
             layout, tiles, process_of = import_module("reshard.jax.saving").tiles_of_array(leaf)
         elif comm is not None or hasattr(leaf, "comm"):
-            layout, tiles, process_of = import_module("reshard.mpi.saving").tiles_of_rank(name, leaf, layout, processes)
+            layout, tiles, process_of = import_module("reshard.mpi.files").tiles_of_rank(name, leaf, layout, processes)
         else:
             layout, tiles, process_of = _tiles_of_leaf(name, leaf, layout)
         if layout.partial:

@@ -22,7 +22,7 @@
 `advise` searches for the shardings to change, for `report(f)(*args).advise()`.
 
 `loading` makes arrays of files for `reshard.files.load`: what processes read for each other lies in memory
-that they share, `host_memory`, or comes from other hosts by `process_exchange`.
+that they share, `share_host_memory`, or comes from other hosts by `process_exchange`.
 
 Moves are in the modules beside this one, those to other devices in `crossing`; the pass inside XLA is `xla_pass`, and
 the one on StableHLO `stablehlo_pass`; `layout_choice` has what `autoshard` does. `autoshard`, `jit` and `redistribute`

@@ -8,7 +8,7 @@ With the messages goes a number of each process, such as that it is ill, so that
 could not read. Lengths are rounded so that a load needs few programs; `compile_launch` makes one before there is
 anything to send.
 
-Only what crosses hosts goes this way; processes of one share memory (`host_memory`). Beside it, an array as it is read
+Only what crosses hosts goes this way; those of one share memory. Beside it, an array as it is read
 could be a `jax.Array` for `reshard.jax.redistribute`. Neither is always faster: 279 MiB in 20 tensors, 4 processes with
 2 CPU devices, each taken for a host of its own, on 2 cores, seconds of the first load and of the second
 

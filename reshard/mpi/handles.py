@@ -31,7 +31,7 @@ from reshard.runtime.on_mpi.collective import Statement, collective, join_errors
 from reshard.runtime.on_mpi.copies.strided_copy import find_word_dtype, view_as_words
 from reshard.runtime.on_mpi.fetch import Fetch, parts_of_move
 from reshard.runtime.on_mpi.global_array import clear_padding
-from reshard.runtime.on_mpi.gpu.cuda_arrays import is_on_gpu
+from reshard.runtime.on_mpi.gpu import is_on_gpu
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, prepare_tile, read_options
 from reshard.runtime.on_mpi.repeated import DEFERRED, TILES, PreparedMove, find_prepared, is_small, keep_prepared
 from reshard.runtime.on_mpi.team import (

@@ -44,8 +44,17 @@ from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, gather_contents, run_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
-from reshard.runtime.on_mpi.gpu.cuda_arrays import GpuArray, check_makes, describe_array, is_on_gpu, is_writable
-from reshard.runtime.on_mpi.gpu.gpu_moves import host_like, move_on_gpu, prepare_device_tiles, takes_pointers
+from reshard.runtime.on_mpi.gpu import (
+    GpuArray,
+    check_makes,
+    describe_array,
+    host_like,
+    is_on_gpu,
+    is_writable,
+    move_on_gpu,
+    prepare_device_tiles,
+    takes_pointers,
+)
 from reshard.runtime.on_mpi.launches import GivenTiles, PreparedTree, clear_new, prepare_tree, run_launches
 from reshard.runtime.on_mpi.prepare import Leaf, Request, check_seats, ends_of, prepare_tile, read_options
 from reshard.runtime.on_mpi.repeated import DEFERRED, TILES, PreparedMove, find_prepared, keep_prepared, limit_or_usual

@@ -27,7 +27,7 @@ from reshard.runtime.numpy_tiles import (
     without_padding,
 )
 from reshard.runtime.on_mpi.copies.strided_copy import overlaps_itself
-from reshard.runtime.on_mpi.gpu.cuda_arrays import is_on_gpu
+from reshard.runtime.on_mpi.gpu import is_on_gpu
 from reshard.runtime.on_mpi.run_plan import can_combine
 from reshard.runtime.on_mpi.window_tiles import absent_tile
 from reshard.types import Layout, Mesh, dtypes

@@ -8,7 +8,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import FileError, MissingTensorError, PlanError
-from reshard.files.name_moves import list_target_types, name_moves
+from reshard.files.plan_load import list_target_types, name_moves
 from reshard.plans.stored import Checkpoint, Stored, StoredPiece
 from reshard.types.layout import Layout
 

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 import reshard.files
 from reshard.errors import AgreementError, FileError, MissingTensorError
 from reshard.files.plan_load import read_targets
-from reshard.jax import Part, Target, host_memory, loading
+from reshard.jax import Part, Target, loading
 from reshard.jax.loading import PreparedLoad, ReadWave, load_shardings
 from reshard.runtime.on_files.engine import ReadCounts
 from tests.jax.worker import SECONDS
@@ -135,8 +135,8 @@ def processes(folder: Path) -> None:
     several: list[dict[str, Any]] = [{}, {"read_size": 1}, {"read_size": 1, "wave": "4KiB"}]
     # On one host, on two, of which one has three processes, and on four.
     for host in (0, number // 3, number):
-        with patch.object(host_memory, "describe_host", lambda host=host: f"host {host}"):
-            host_memory.group_by_host.cache_clear()
+        with patch.object(loading, "describe_host", lambda host=host: f"host {host}"):
+            loading.group_by_host.cache_clear()
             for options in several:
                 counts = ReadCounts()
                 with patch.object(loading, "_AT_ONCE", 1 << 10 if options else 1 << 30):
@@ -144,8 +144,8 @@ def processes(folder: Path) -> None:
                 assert multihost_utils.process_allgather(counts.bytes).sum() == stored
     shared_memory(number, count)
     for host in (number // 2, 0):
-        with patch.object(host_memory, "describe_host", lambda host=host: f"host {host}"):
-            host_memory.group_by_host.cache_clear()
+        with patch.object(loading, "describe_host", lambda host=host: f"host {host}"):
+            loading.group_by_host.cache_clear()
             assert_shards(load(folder, targets), wanted)
     of_last = {"layers": targets["layers"][2]} | {"last": NamedSharding(targets["scale"].mesh, P())}
 
@@ -187,7 +187,7 @@ def processes(folder: Path) -> None:
 
 def shared_memory(number: int, count: int) -> None:
     """All processes see what one writes, and a large tile's memory is given back by the last one that leaves it."""
-    one, other, small = host_memory.share_host_memory([1 << 20, 3 << 20, 9], range(count))
+    one, other, small = loading.share_host_memory([1 << 20, 3 << 20, 9], range(count))
     assert not any(tile.any() for tile in (one, other, small))
     multihost_utils.sync_global_devices("made")
     if number == 1:

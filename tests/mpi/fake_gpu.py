@@ -18,13 +18,13 @@ from unittest import mock
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from reshard.runtime.on_mpi.gpu import cuda_arrays, gpu_moves
+from reshard.runtime.on_mpi import gpu
 
 _BASE, _SPACE = 1 << 60, 1 << 40  # Start of the first GPU's memory, size of each: beyond any process's addresses.
 
 
 class Driver:
-    """The functions of libcuda that `cuda_arrays.Cuda` calls, and the memory of its GPUs."""
+    """The functions of libcuda that `gpu.Cuda` calls, and the memory of its GPUs."""
 
     def __init__(self) -> None:
         self.memory: dict[int, np.ndarray] = {}
@@ -298,10 +298,10 @@ class JaxLike(_Packed):
 def gpus() -> Iterator[Driver]:
     """Gives this process fake GPUs inside the `with`."""
     driver = Driver()
-    libraries = mock.patch.object(cuda_arrays, "load_driver", lambda: driver)
+    libraries = mock.patch.object(gpu, "load_driver", lambda: driver)
     # An MPI that accepts these pointers is given the memory behind them.
-    pointers = mock.patch.object(gpu_moves, "memory_at", driver.bytes_at)
+    pointers = mock.patch.object(gpu, "memory_at", driver.bytes_at)
     with libraries, pointers:
-        cuda_arrays.find_gpu.cache_clear()
+        gpu.find_gpu.cache_clear()
         yield driver
-    cuda_arrays.find_gpu.cache_clear()
+    gpu.find_gpu.cache_clear()

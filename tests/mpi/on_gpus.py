@@ -183,7 +183,7 @@ def _refused(comm: MPI.Intracomm, error: type[ReshardError], text: str, odd: dic
         budget = mine.get("budget")
         absent = mock.Mock(side_effect=TileError("CUDA's driver cannot be loaded")) if "no driver" in mine else library
         call = partial(redistribute, **given, source=source, target=target, comm=comm, budget=budget, limit=LIMIT)
-        with mock.patch("reshard.runtime.on_mpi.gpu.cuda_arrays.load_driver", absent):
+        with mock.patch("reshard.runtime.on_mpi.gpu.load_driver", absent):
             team = team_of(comm)
             check_refused(comm, error, call, text, alike=error is not RankError)
         assert (team_of(comm) is team) == (error is not RankError)  # Refused before the move, so nothing was torn down.

@@ -16,8 +16,8 @@ in the coordinates gives, exactly and in time linear in the lists; no solver tak
 
     form             the digits of a plan, and the sizes that may vary (trusts `types.layout` alone)
     contract         what a step must do, the digits of its views, and comparing lists of devices
-    correctness      a program, step by step; its dtypes and rounds, its buffers and received elements
-    element_sources  slices and collectives: where each element comes from, digit by digit; leaves claims
+    correctness      a program, step by step; its dtypes and rounds, its buffers and received elements; of slices and
+                     collectives, where each element comes from, digit by digit; leaves claims
     transfers        the lists of exchanges and permutes, compared by arrays; exchanges in place, replayed slot by slot
     formulas         exchanges and permutes that are too long to list
     claims           what remains to be decided, as data, and decided: the only file here that needs z3

@@ -50,5 +50,5 @@ Modules, lowest first; each imports only from those above it:
     transports      how one array's elements get to their results, and the call that takes one of the ways
     launches        which arrays of a call move together, in which order, and how each launch runs
     repeated        what a communicator keeps of the requests it has had, and the calls that use it
-    gpu/            tiles on GPUs: staged through the host, or sent from GPU to GPU; not run on a GPU so far
+    gpu             tiles on GPUs: staged through the host, or sent from GPU to GPU; not run on a GPU so far
 """

@@ -37,8 +37,15 @@ from reshard.lower.to_mpi import Box, Picks, fetches_by_rank, measure_along, rea
 from reshard.lower.to_mpi.peer_table import pack_shape
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.copies.copy_order import list_copy_steps, order_copies, widen_block
-from reshard.runtime.on_mpi.copies.run_copy import RunTable, are_short_runs
-from reshard.runtime.on_mpi.copies.strided_copy import Array, TileCopies, copy_view, find_word_dtype, view_as_words
+from reshard.runtime.on_mpi.copies.strided_copy import (
+    Array,
+    RunTable,
+    TileCopies,
+    are_short_runs,
+    copy_view,
+    find_word_dtype,
+    view_as_words,
+)
 from reshard.runtime.on_mpi.direct_moves import Direct, read_remote_tiles
 from reshard.runtime.on_mpi.node.arena import round_to_line
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE

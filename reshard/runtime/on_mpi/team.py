@@ -62,7 +62,7 @@ OVERWRITE = 903
 """Slots of an exchange inside a donated tile (`run_plan`)."""
 
 DEVICE = 904
-"""Blocks from GPU to GPU (`gpu.gpu_moves`)."""
+"""Blocks from GPU to GPU (`gpu`)."""
 
 PRESENCE = 905
 """A rank comes to a meeting, or leaves it."""

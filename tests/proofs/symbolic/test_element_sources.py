@@ -12,7 +12,7 @@ from reshard.lower import lower_plan
 from reshard.lower.program import AllToAll, Permute
 from reshard.proofs.symbolic import decide_claims
 from reshard.proofs.symbolic.contract import count_values
-from reshard.proofs.symbolic.element_sources import SOURCES, claim_collective, coordinate_variable, digit_variable
+from reshard.proofs.symbolic.correctness import SOURCES, claim_collective, coordinate_variable, digit_variable
 from reshard.runtime import run as run_numpy
 from reshard.types import Layout, Mesh
 from tests.oracle import summands_of, tiles_of

@@ -17,10 +17,11 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 import reshard as rs
 from reshard.errors import AgreementError, RankError, TileError
 from reshard.runtime import Account
-from reshard.runtime.on_mpi.gpu import cuda_arrays, gpu_moves
-from reshard.runtime.on_mpi.gpu.cuda_arrays import (
+from reshard.runtime.on_mpi import gpu
+from reshard.runtime.on_mpi.gpu import (
     LANES,
     Cuda,
+    DeviceStage,
     Strided,
     _Copy2D,
     check_makes,
@@ -32,9 +33,9 @@ from reshard.runtime.on_mpi.gpu.cuda_arrays import (
     make_empty,
     make_from_host,
     memory_of_array,
+    plan_between_gpus,
     reuse_memory,
 )
-from reshard.runtime.on_mpi.gpu.gpu_moves import DeviceStage, plan_between_gpus
 from reshard.runtime.on_mpi.prepare import Request, read_options
 from reshard.types import Layout, Mesh
 from tests.mpi.fake_gpu import CupyLike, Driver, JaxLike, TorchLike, gpus
@@ -137,11 +138,11 @@ def test_an_address_belongs_to_a_gpu_or_to_none():
 
 
 def test_without_a_driver_the_advice_is_to_copy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cuda_arrays, "_LIBRARY", "libnothing-of-this-name.so")
-    cuda_arrays.load_driver.cache_clear()
+    monkeypatch.setattr(gpu, "_LIBRARY", "libnothing-of-this-name.so")
+    gpu.load_driver.cache_clear()
     with pytest.raises(TileError, match="copy the tile to the host first"):
-        cuda_arrays.load_driver()
-    cuda_arrays.load_driver.cache_clear()
+        gpu.load_driver()
+    gpu.load_driver.cache_clear()
 
 
 # ---- Where arrays on a GPU lie, and how others of their kind are made, for fake arrays of three libraries
@@ -242,24 +243,24 @@ def test_an_array_that_does_not_say_where_it_lies():
 
 
 def test_whether_mpi_takes_pointers_can_be_set(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu_moves, "is_cuda_aware", lambda: False)
-    monkeypatch.delenv(gpu_moves.CUDA_AWARE, raising=False)
-    assert not gpu_moves.takes_pointers()
+    monkeypatch.setattr(gpu, "is_cuda_aware", lambda: False)
+    monkeypatch.delenv(gpu.CUDA_AWARE, raising=False)
+    assert not gpu.takes_pointers()
     for setting, expected in (("1", True), ("0", False), ("", False)):
-        monkeypatch.setenv(gpu_moves.CUDA_AWARE, setting)
-        assert gpu_moves.takes_pointers() == expected
-    monkeypatch.setenv(gpu_moves.CUDA_AWARE, "maybe")
+        monkeypatch.setenv(gpu.CUDA_AWARE, setting)
+        assert gpu.takes_pointers() == expected
+    monkeypatch.setenv(gpu.CUDA_AWARE, "maybe")
     with pytest.raises(AgreementError, match="give 1 if MPI takes pointers"):
-        gpu_moves.takes_pointers()
+        gpu.takes_pointers()
 
 
 def test_the_setting_of_crays_mpich(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MPICH_GPU_SUPPORT_ENABLED", raising=False)
-    before = gpu_moves.is_cuda_aware()
+    before = gpu.is_cuda_aware()
     monkeypatch.setenv("MPICH_GPU_SUPPORT_ENABLED", "1")
-    assert gpu_moves.is_cuda_aware()
+    assert gpu.is_cuda_aware()
     monkeypatch.setenv("MPICH_GPU_SUPPORT_ENABLED", "0")
-    assert gpu_moves.is_cuda_aware() == before
+    assert gpu.is_cuda_aware() == before
 
 
 def test_every_rank_is_sent_what_it_lacks():

@@ -26,14 +26,16 @@ import numpy as np
 
 from reshard.geometry.blocks import Block, block_part, merge_blocks, scale_blocks, split_box
 from reshard.runtime.on_mpi.copies import stream_copy
-from reshard.runtime.on_mpi.copies.run_copy import MANY_BLOCKS, RunTable, are_short_runs
 from reshard.runtime.on_mpi.copies.stream_copy import CopyTable
 from reshard.runtime.on_mpi.copies.strided_copy import (
     LINE,
     LONG_RUN,
+    MANY_BLOCKS,
     NEAR,
     Array,
+    RunTable,
     TileCopies,
+    are_short_runs,
     copy_view,
     needs_blocks,
     pair_views,

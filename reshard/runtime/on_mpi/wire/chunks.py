@@ -25,9 +25,17 @@ from reshard.lower.to_mpi import PeerTable, SendReceive, StepMessages, TableTurn
 from reshard.lower.to_mpi.peer_table import pack_shape
 from reshard.lower.to_mpi.rank_schedule import LEAST_STAGED
 from reshard.lower.to_mpi.tile_blocks import Blocks, End, Frames, Shape, clip_source, pack_block
-from reshard.runtime.on_mpi.copies.run_copy import MANY_BLOCKS, RunTable, are_short_runs
 from reshard.runtime.on_mpi.copies.stream_copy import SHORT
-from reshard.runtime.on_mpi.copies.strided_copy import Array, locate_block, overlaps_itself, pair_views, view_block
+from reshard.runtime.on_mpi.copies.strided_copy import (
+    MANY_BLOCKS,
+    Array,
+    RunTable,
+    are_short_runs,
+    locate_block,
+    overlaps_itself,
+    pair_views,
+    view_block,
+)
 from reshard.types.whole import check_deadline
 
 DIRECT = 64 << 20
