@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex, cast
@@ -63,7 +63,6 @@ from reshard.runtime.on_mpi.window_tiles import (
     new_tile,
     post_tile,
 )
-from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
 from reshard.types.whole import checked_flag
@@ -128,7 +127,7 @@ class DistArray(NumpyMethods):
         cls, layout: Layout, comm: Comm, *, dtype: DTypeLike | None = None, limit: float = TIME_LIMIT
     ) -> DistArray:
         """An uninitialized array."""
-        held = new_filled(layout, comm, limit, "empty", lambda: element_dtype(layout, dtype), None)
+        held = new_filled(layout, comm, limit, "empty", lambda: element_dtype(layout, dtype), lambda _: None)
         return cls._of(layout, held, comm)
 
     @classmethod
@@ -175,7 +174,7 @@ class DistArray(NumpyMethods):
         Raises `LayoutError` for a partial layout.
         """
 
-        def fill(call: Call, tile: Array) -> None:
+        def fill(tile: Array) -> None:
             seat = seat_of(layout.mesh, comm.rank, comm.size)
             part = tile if seat is None else true_part(tile, layout, seat)
             if seat is not None and part.size:
@@ -216,7 +215,7 @@ class DistArray(NumpyMethods):
                 check_global(array, layout, element)
             return element
 
-        def fill(_: Call, tile: Array) -> None:
+        def fill(tile: Array) -> None:
             seat = seat_of(layout.mesh, comm.rank, comm.size)
             if seat is not None:
                 part = in_native_order(np.asarray(array))
@@ -271,7 +270,7 @@ class DistArray(NumpyMethods):
             saved[:] = [files.find_saved(path, layout, seat_of(layout.mesh, comm.rank, comm.size))]
             return saved[0].dtype
 
-        def fill(_: Call, tile: Array) -> None:
+        def fill(tile: Array) -> None:
             files.read_saved_tile(saved[0], tile)
 
         return cls._of(layout, new_held(layout, comm, limit, lambda: f"load {path}", dtype_of, fill, clear=True), comm)
@@ -579,7 +578,7 @@ def new_held(
     limit: float,
     what: Callable[[], str],
     dtype_of: Element,
-    fill: Callable[[Call, Array], None],
+    fill: Callable[[Array], object],
     *,
     clear: bool = False,
     alone: bool = False,
@@ -606,7 +605,7 @@ def new_held(
     ends_alone = has_memory if alone else None
     with collective(comm, limit, prepare, request, alone=ends_alone) as (team, watch, dtype):
         held = new_tile(team, watch, layout, dtype)
-        fill(Call(team, watch, team.pool, Account(layout.dtype), 0), held.tile)
+        fill(held.tile)
         seat = seat_of(layout.mesh, team.rank, team.size)
         if clear and seat is not None:
             clear_padding(layout, seat, held.tile)
@@ -616,17 +615,10 @@ def new_held(
 
 
 def new_filled(
-    layout: Layout, comm: Comm, limit: float, what: str, dtype_of: Element, fill: Callable[[Array], None] | None
+    layout: Layout, comm: Comm, limit: float, what: str, dtype_of: Element, fill: Callable[[Array], object]
 ) -> WindowTile:
-    """A new tile that each rank fills by itself, which cannot fail; with None it is left as it is."""
-
-    def make_anew() -> WindowTile:
-        def fill_alone(_: Call, tile: Array) -> None:
-            if fill is not None:
-                fill(tile)
-
-        return new_held(layout, comm, limit, lambda: what, dtype_of, fill_alone, alone=True)
-
+    """A new tile that each rank fills by itself, which cannot fail."""
+    make_anew = partial(new_held, layout, comm, limit, lambda: what, dtype_of, fill, alone=True)
     agreed = find_agreed(comm, (what, layout)) if type(layout) is Layout else None
     if agreed is None:
         return make_anew()
@@ -642,8 +634,7 @@ def new_filled(
             return make_anew()
         with report_failure(team):
             held = new_tile(team, watch, layout, cast("np.dtype[Any]", agreed.value))
-            if fill is not None:
-                fill(held.tile)
+            fill(held.tile)
             if not held.place:  # In private memory, of which another rank may not have enough.
                 team.settle(watch)
         return held

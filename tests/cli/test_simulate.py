@@ -9,8 +9,8 @@ import pytest
 
 import reshard as rs
 from reshard import runtime
-from reshard.cli import move_commands
-from reshard.cli.move_commands import Fault, Trial, check_simulated_size, show_verdict
+from reshard.cli import trial
+from reshard.cli.trial import Fault, Trial, check_simulated_size, show_verdict
 from reshard.errors import ReshardError
 from reshard.runtime import Account, simulate
 from reshard.runtime.numpy_tiles import numpy_dtype
@@ -171,9 +171,9 @@ def test_the_limits_are_exact(monkeypatch):
         ("MOST_ROUNDS", plan.launches, "launches are too many to simulate"),
     ]:
         with monkeypatch.context() as changed:
-            changed.setattr(move_commands, name, limit)
+            changed.setattr(trial, name, limit)
             check_simulated_size(plan)
-            changed.setattr(move_commands, name, limit - 1)
+            changed.setattr(trial, name, limit - 1)
             with pytest.raises(ReshardError, match=message):
                 check_simulated_size(plan)
 

@@ -22,7 +22,6 @@ from reshard.mpi.numpy_protocol.array_reductions import (
     MINIMUM,
     PRODUCT,
     SUM,
-    ReductionKind,
     reduce_array,
 )
 from reshard.mpi.numpy_protocol.tiled_array import (
@@ -362,16 +361,6 @@ def _check_powers(base: Any, exponent: Any, dtype: Any) -> None:
 # numpy's functions.
 
 
-def _make_reduction(kind: ReductionKind, typed: bool = False) -> Callable[..., Any]:
-    def plain(a: TiledArray, axis: Any = None, *, keepdims: bool = False) -> Any:
-        return reduce_array(kind, a, axis, None, keepdims)
-
-    def with_dtype(a: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Any:
-        return reduce_array(kind, a, axis, dtype, keepdims)
-
-    return with_dtype if typed else plain
-
-
 def where(condition: Any, x: Any, y: Any) -> Any:
     """numpy's `where` with three arguments: with one, the shape of the result would depend on the data."""
     return apply_elementwise("where", np.where, condition, x, y)
@@ -468,12 +457,12 @@ _OF_HALOS = ("roll", "pad", "gradient", "convolve")
 """numpy's functions of neighbours, which a wider tile serves."""
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.sum: _make_reduction(SUM, typed=True),
-    np.prod: _make_reduction(PRODUCT, typed=True),
-    np.min: _make_reduction(MINIMUM),
-    np.max: _make_reduction(MAXIMUM),
-    np.any: _make_reduction(ANY),
-    np.all: _make_reduction(ALL),
+    np.sum: NumpyMethods.sum,
+    np.prod: NumpyMethods.prod,
+    np.min: NumpyMethods.min,
+    np.max: NumpyMethods.max,
+    np.any: NumpyMethods.any,
+    np.all: NumpyMethods.all,
     np.mean: array_reductions.mean,
     np.linalg.norm: array_reductions.norm,
     np.dot: contractions.dot,

@@ -3,7 +3,7 @@
 metadata_files  how files of metadata are opened, and names in them resolved: no pipe, no way out of the folder
 safetensors     headers and the index
 npy             .npy files, and the tiles of `DistArray.save`
-dcp             torch.distributed.checkpoint: its pickles by inert_pickle, its archives by stored_zip
+dcp             torch.distributed.checkpoint: its archives, and its pickles by inert_pickle
 zarr            versions 2 and 3, chunks and shards
 orbax           trees of zarr arrays, in a key-value store or in folders
 hdf5            datasets of one file
