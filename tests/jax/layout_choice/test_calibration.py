@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+import reshard
 import reshard.jax
 from reshard.errors import MeshError, NetworkError, PlanError
 from reshard.jax.layout_choice import calibration
 from reshard.jax.request import platform_network
 from reshard.runtime.platform_network import Calibration, find_calibration, store_calibration
-from reshard.synth import Network
+from reshard.synth import Link, Network
 from reshard.synth.choice import DeviceSpeed
+from reshard.synth.cost import predict_collective
 
 MEASURED = Calibration(Network.preset("shm-mpi"), DeviceSpeed.preset("cpu"))
 
@@ -87,3 +89,21 @@ def test_wrong_arguments_are_refused(cache, monkeypatch):
     monkeypatch.setenv("RESHARD_CACHE", str(blocked))
     with pytest.raises(NetworkError, match="RESHARD_CACHE"):
         store_calibration("lab device", MEASURED)
+
+
+def test_a_ring_is_taken_for_a_switch(monkeypatch):
+    """Distances are not measured: each axis gets one link, as far from each of its collectives as from the others."""
+    size, ours = 8, reshard.Mesh(x=8)
+    factors = [(stride, 2) for stride in (1, 2, 4)]
+    ring = {"x": Link(1e-6, 1e10, "ring")}
+    kinds = iter(kind for kind in ("permute", "all_to_all", "all_gather") for _ in range(2))
+
+    def time_round(_mesh, _run, tile):
+        return predict_collective(next(kinds), factors, tile.nbytes, ours, ring)
+
+    monkeypatch.setattr(calibration, "_time_round", time_round)
+    link = calibration._measure_axis(Mesh(np.array(jax.devices()[:size]), ("x",)), "x", size)
+    assert link.shape == "switch"
+    for kind in ("permute", "all_to_all", "all_gather"):
+        said, true = (predict_collective(kind, factors, 1 << 20, ours, links) for links in ({"x": link}, ring))
+        assert 0.4 < said / true < 2.5, kind
