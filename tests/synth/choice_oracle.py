@@ -141,11 +141,16 @@ class Enumeration:
     def _assess(self, splits, placed, anew):
         seconds = 0.0
         for node, split in zip(self.problem.nodes, splits, strict=True):
-            parts = math.prod(
-                self.problem.mesh.axes[name]
-                for name in {name for size, names in zip(node.sizes, split, strict=True) if size for name in names}
-            )
-            seconds += node.times * max(node.flops, node.bytes_per_run) / parts / 1e3 + node.held_bytes / parts / 1e5
+            of_factor = [names if size else () for size, names in zip(node.sizes, split, strict=True)]
+
+            def divide(nbytes, factors, of_factor=of_factor):
+                axes = {name for factor in factors for name in of_factor[factor]}
+                return nbytes / math.prod(self.problem.mesh.axes[name] for name in axes)
+
+            everything = range(len(of_factor))
+            read = sum(divide(nbytes, factors) for factors, nbytes in node.touched)
+            seconds += node.times * max(divide(node.flops, everything), read) / 1e3
+            seconds += divide(node.held_bytes, everything) / 1e5
         lives, runs = [], []  # (first, last, bytes); (position, bytes beside)
         for tensor, (writer, write, reads) in self.tensors.items():
             about = self.problem.tensors[tensor]
@@ -273,6 +278,7 @@ def _random_node(rng, number, shapes, loop):
     work = rng.choice([0.0, rng.uniform(0, 5e3)])
     held = 0.0 if reads else 1e3 * math.prod(shape)
     reuses = ((0, 0),) if reads and rng.random() < 0.5 else ()
+    touched = tuple((tuple(itertools.chain(*access.dims)), work / 2) for access in (*reads, write) if work)
     return Node(
-        f"{kind}{number}", tuple(sizes), splittable, reads, (write,), work, work / 2, trips, held, reuses=reuses
+        f"{kind}{number}", tuple(sizes), splittable, reads, (write,), work, touched, trips, held, reuses=reuses
     ), shape

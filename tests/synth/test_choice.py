@@ -78,7 +78,7 @@ def two_products(batch=4096, wide=8192):
         (Access(0, ((0,), (1,)), 2), Access(1, ((1,), (2,)), 2)),
         (Access(2, ((0,), (2,)), 2, sums=(1,)),),
         2.0 * batch * wide * wide,
-        4.0 * 3 * wide * wide,
+        (((0, 1), 4.0 * batch * wide), ((1, 2), 4.0 * wide * wide), ((0, 2), 4.0 * batch * wide)),
     )
     tensors = (
         Tensor("x", (batch, wide), "f32", 0, 2),

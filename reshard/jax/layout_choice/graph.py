@@ -19,7 +19,7 @@ from jax.extend.mlir.dialects import sdy as _sdy
 from jax.sharding import PartitionSpec
 
 from reshard.errors import ProgramError
-from reshard.jax.layout_choice.clusters import Cluster, find_accumulators, find_clusters
+from reshard.jax.layout_choice.clusters import HEAVY, Cluster, find_accumulators, find_clusters
 from reshard.jax.layout_choice.liveness import find_stored, list_needs
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, is_zero
 from reshard.jax.layout_choice.op_work import count_flops, count_read_bytes
@@ -108,7 +108,7 @@ class _NodeDraft:
     )
     writes: list[Access] = field(default_factory=list[Access])
     flops: float = 0.0
-    moved: float = 0.0
+    touched: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])
     held: float = 0.0
     times: int = 1
     only: tuple[Split, ...] | None = None
@@ -175,7 +175,7 @@ class _GraphBuilder:
             elif at in rules and all(flow.values[result].shape for result in op.results) and op.operands:
                 inputs = all(value in free or not flow.values[value].shape for value in op.operands)
                 size = sum(self._count_bytes(result) for result in op.results)
-                cheap = op.name.startswith(("stablehlo", "chlo")) and not op.name.endswith(("rng_bit_generator", "rng"))
+                cheap = op.name.startswith(("stablehlo", "chlo")) and op.name not in HEAVY
                 # Larger ones that are made of few bits, as random masks are, cost more than their slices.
                 if inputs and cheap and (op.name == "stablehlo.broadcast_in_dim" or size <= SMALL_BYTES):
                     free.update(op.results)
@@ -407,7 +407,7 @@ class _GraphBuilder:
                 outside = operand not in inner or (operand in partial and not view[1].sums)
                 if outside and operand not in self.free and (flow.values[operand].shape or view[1].sums):
                     self._read(view, at, place, self.needs[at])
-                    draft.moved += count_read_bytes(op, place, flow)
+                    draft.touched[tuple(itertools.chain(*view[1].dims))] += count_read_bytes(op, place, flow)
             for place, (result, dims) in enumerate(zip(op.results, rule.results, strict=True)):
                 view = node, Access(result, tuple(tuple(own[f] for f in dim) for dim in dims), at)
                 view = node, replace(view[1], sums=(*sums, *extra), reduction=rule.reduction)
@@ -416,7 +416,7 @@ class _GraphBuilder:
                     partial.add(result)
                 self._write(view, at, op.times)
                 if result in self.stored:
-                    draft.moved += self._count_bytes(result)
+                    draft.touched[tuple(itertools.chain(*view[1].dims))] += self._count_bytes(result)
 
     def _read_scalars(self) -> None:
         """One node that reads every scalar that is a partial sum, and is whole for those who need it whole."""
@@ -471,7 +471,7 @@ class _GraphBuilder:
                     tuple(reads),
                     writes,
                     draft.flops,
-                    draft.moved,
+                    tuple(draft.touched.items()),
                     draft.times,
                     draft.held,
                     draft.only,
@@ -590,7 +590,7 @@ def tie_alike(nodes: Sequence[Node], tensors: Sequence[Tensor], kinds: Sequence[
     colours = [
         hash(
             (
-                kinds[at], node.sizes, node.splittable, node.flops, node.bytes_per_run, node.times, node.only,
+                kinds[at], node.sizes, node.splittable, node.flops, node.touched, node.times, node.only,
                 tuple(map(describe, node.reads)), tuple(map(describe, node.writes)),
             )
         )

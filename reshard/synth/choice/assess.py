@@ -16,6 +16,7 @@ of a parameter that is gathered, where it is first read. A tensor that dies befo
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -180,19 +181,22 @@ HELD_PART = 0.01
 
 def time_node(problem: Problem, node: Node, split: Split, speed: DeviceSpeed) -> float:
     """The seconds of all runs of a node on one device. Axes of a factor of size 0 divide no work."""
-    if not node.flops and not node.bytes_per_run and not node.held_bytes:
+    if not node.flops and not node.touched and not node.held_bytes:
         return 0.0
-    # A set, since a split that is given may name an axis for several factors, which it divides once each.
-    axes = {name for size, names in zip(node.sizes, split, strict=True) if size for name in names}
-    parts = 1
-    for name in axes:
-        parts *= problem.mesh.axes[name]
+
+    def count_parts(factors: Iterable[int]) -> int:
+        # A set, since a split that is given may name an axis for several factors, which it divides once each.
+        axes = {name for factor in factors if node.sizes[factor] for name in split[factor]}
+        return math.prod(problem.mesh.axes[name] for name in axes)
+
+    parts = count_parts(range(len(split)))
     held = HELD_PART * node.held_bytes / parts / speed.memory_bytes_per_second
-    if not node.flops and not node.bytes_per_run:
+    if not node.flops and not node.touched:
         return held
+    touched = sum(nbytes / count_parts(factors) for factors, nbytes in node.touched)
     first = next(iter((*node.reads, *node.writes)), None)
     dtype = problem.tensors[first.tensor].dtype if first else ""
-    return held + node.times * speed.work_seconds(node.flops / parts, node.bytes_per_run / parts, dtype)
+    return held + node.times * speed.work_seconds(node.flops / parts, touched, dtype)
 
 
 def assess_splits(

@@ -220,7 +220,7 @@ def _group_nodes(problem: Problem, speed: DeviceSpeed) -> tuple[tuple[TiedNodes,
             names = ", ".join(node.name for node in nodes[:3])
             raise PlanError(f"no split is allowed for {names}; allow one, or untie them")
         # Layers of equal work are timed once and counted.
-        work = [(node.flops, node.bytes_per_run, node.held_bytes, node.times, node.sizes) for node in nodes]
+        work = [(node.flops, node.touched, node.held_bytes, node.times, node.sizes) for node in nodes]
         seconds = np.zeros(len(common))
         for alike, node in dict(zip(work, nodes, strict=True)).items():
             many = work.count(alike)

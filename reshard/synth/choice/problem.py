@@ -77,9 +77,10 @@ class Access:
 class Node:
     """What is split as one: `sizes` of its factors, of which `splittable` may be split; what it reads and writes.
 
-    `flops` and `bytes_per_run` are the work of one run on one device if nothing is split; both are divided by the axes
-    of the factors, and neither by axes that split no factor. `times` says how often it runs. A factor of size 0 has any
-    size: it is in no dim, and its axes say over what the node reads and writes sums (a *linear* node).
+    `flops` and `touched` are the work of one run on one device if nothing is split: operations are divided by the axes
+    of all factors, and bytes by those of the factors beside them, since whoever splits a batch reads all of a weight.
+    `times` says how often it runs. A factor of size 0 has any size: it is in no dim, and its axes, which divide
+    nothing, say over what the node reads and writes sums (a *linear* node).
     `held_bytes` is what a node holds that does no work, as of an argument; it is divided likewise, and each byte costs
     a little, far less than to move it: of choices that take as long, the one that holds less is better.
     `only` lists the splits that are allowed, None for all; `tie` is a name that nodes share that must be split alike.
@@ -92,7 +93,7 @@ class Node:
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     flops: float = 0.0
-    bytes_per_run: float = 0.0
+    touched: tuple[tuple[tuple[int, ...], float], ...] = ()
     times: int = 1
     held_bytes: float = 0.0
     only: tuple[Split, ...] | None = None

@@ -56,7 +56,7 @@ PROBLEM = Problem(
             frozenset({0, 1}),
             tuple(Access(tensor, ((0,), (1,)), 3) for tensor in (1, 2, 4)),
             tuple(Access(tensor, ((0,), (1,)), 3) for tensor in (5, 6)),
-            bytes_per_run=20.0 * WIDE * OUT,
+            touched=(((0, 1), 20.0 * WIDE * OUT),),
         ),
     ),
 )

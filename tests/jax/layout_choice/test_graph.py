@@ -219,3 +219,17 @@ def test_a_shard_map_on_another_mesh_is_refused():
     step = trace_step(lambda x: double(x) + 1, [jax.ShapeDtypeStruct((8, 8), "float32")])
     with pytest.raises(ProgramError, match=r"<x=2, y=4>.*<x=4, y=2>; use one mesh"):
         build_graph(step, read_op_rules(step), Mesh(x=4, y=2))
+
+
+def test_what_products_make_of_scalars_is_split_and_takes_work():
+    """Such as the states of a circuit, by the angles of its gates: small at first, and not for nothing."""
+
+    def turn(angle: Any) -> Any:
+        cos, sin = jnp.cos(angle[0]), jnp.sin(angle[0])
+        gates = jnp.stack([jnp.stack([cos, -sin]), jnp.stack([sin, cos])])
+        state = jnp.zeros((64, 2, 64)).at[0, 0, 0].set(1)
+        return jnp.einsum("ij,ajb->aib", gates, state)
+
+    step = trace_step(turn, (floats(1),))
+    nodes = build_graph(step, read_op_rules(step), MESH).problem.nodes
+    assert any(node.flops >= 2 * 64 * 2 * 64 * 2 and node.splittable for node in nodes)
