@@ -16,6 +16,8 @@ import reshard.jax
 from reshard.errors import BudgetError, LayoutError, MeshError, NetworkError, PlanError, ProgramError
 from reshard.jax.layout_choice import search
 from reshard.jax.layout_choice.compiled_figures import measure_executable
+from reshard.jax.layout_choice.trace_step import read_step_program
+from reshard.jax.program_report import devices_for
 from reshard.synth.choice import milp
 
 NETWORK = "tpu-v5p"
@@ -304,3 +306,34 @@ def test_one_device_is_refused():
     one = Mesh(np.array(jax.devices()[:1]), ("x",))
     with pytest.raises(MeshError, match=r"one device.*jax\.jit"):
         reshard.jax.autoshard(lambda x: x @ x, one, jnp.ones((8, 8)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "itemsize"), [(None, 2), ("highest", 4)])
+def test_what_tpus_round_before_they_multiply_is_moved_rounded(precision, itemsize):
+    tpus = Mesh(np.array(devices_for(8, "tpu", "v5p:2x2x2")).reshape(4, 2), ("x", "y"))
+    square = jax.ShapeDtypeStruct((1024, 1024), "float32")
+    rows = P(("x", "y"))
+    made = reshard.jax.autoshard(
+        lambda w, x: jnp.dot(x, w.T, precision=precision), tpus, square, square,
+        fixed={"w": rows, "x": rows, "result": rows}, compare="none",
+    )  # fmt: skip
+    gathered = 7 / 8 * square.size * itemsize
+    assert made.received_bytes == made.tried[0].planned.received_bytes == gathered
+
+
+def test_functions_of_python_that_a_tpu_would_call_are_refused():
+    def step(x):
+        jax.debug.print("{}", x[0])
+        return x
+
+    tpus = Mesh(np.array(devices_for(8, "tpu", "v5p:2x2x2")), ("x",))
+    with pytest.raises(ProgramError, match="not lower the step for tpu"):
+        reshard.jax.autoshard(step, tpus, jax.ShapeDtypeStruct((8,), "float32"))
+    ordered = """func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+        %0 = stablehlo.create_token : !stablehlo.token
+        %1 = stablehlo.custom_call @f(%0) {has_side_effect = true} : (!stablehlo.token) -> !stablehlo.token
+        return %x : tensor<8xf32>
+    }"""
+    with pytest.raises(ProgramError, match="calls functions of Python"):
+        read_step_program(ordered, platform="tpu")

@@ -27,7 +27,7 @@ from reshard.errors import ProgramError, quoted
 from reshard.jax.stablehlo_pass import shardy
 from reshard.jax.stablehlo_pass.module_pass import name_main, read_stablehlo
 from reshard.jax.stablehlo_pass.shardy import read_dtype, spell_out, value_sharding
-from reshard.lower.to_stablehlo import Attribute, Module, Operation, inline_call, ir, list_operations, run_passes
+from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, inline_call, ir, list_operations, run_passes
 
 stablehlo: Any = _stablehlo
 make_ir_context: Any = _make_ir_context
@@ -35,6 +35,8 @@ _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 # On the last operation of an FFT over several dims that was separated: its type and its lengths.
 _TRANSFORM = "whole_transform"
 _COMPOSITE = "stablehlo.composite"
+_PRODUCTS = ("stablehlo.dot_general", "stablehlo.convolution")
+_RELAYING = ("stablehlo.reshape", "stablehlo.reverse", "stablehlo.transpose")
 _KEY = re.compile(r"\[(?:'([^']*)'|(\d+)|<[^>]*>)\]|\.(\w+)|\[([^\]]*)\]")
 
 
@@ -106,7 +108,10 @@ def trace_step(
     )(ctx, *values)
     opened = ((custom_partitioning.custom_partitioning_p, lower_inside),)
     private: Any = _internal_mlir.LoweringParameters(override_lowering_rules=opened)
-    lowered = traced.lower(lowering_platforms=(platform,), _private_parameters=private)
+    try:
+        lowered = traced.lower(lowering_platforms=(platform,), _private_parameters=private)
+    except ValueError as error:  # Functions of Python are called by platforms that are at hand.
+        raise ProgramError(f"jax does not lower the step for {platform}: {error}") from None
     leaves: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(tuple(shapes))[0]
     # A copy, as jax keeps the module for the next who traces the same function.
     text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
@@ -186,6 +191,8 @@ def _read_step_module(module: Module, platform: str) -> TracedStep:
                 "have to agree on; let them come in any order (ordered=False), or take them out"
             )
         _separate_transforms(main)
+        if platform == "tpu":
+            _round_factors(main)
         run_passes(module, "func.func(cse),symbol-dce")
         block = main.regions[0].blocks[0]
         given = [read_given_spec(value_sharding(argument)) for argument in block.arguments]
@@ -210,6 +217,11 @@ def _read_step_module(module: Module, platform: str) -> TracedStep:
             if key in main.attributes:
                 del main.attributes[key]
         ops = tuple(list_operations(main))
+        if any("token" in f"{result.type}" for op in ops for result in op.results):
+            raise ProgramError(
+                "the step calls functions of Python (jax.debug.print, jax.pure_callback, io_callback, eqx.error_if), "
+                f"which a {platform} calls in a fixed order that devices would have to agree on; take them out"
+            )
     return TracedStep(module, main, ops, tuple(arguments), tuple(results), None, None, donated, carried, platform)
 
 
@@ -230,6 +242,32 @@ def _inline_all(module: Module) -> Operation:
                 call = plain
             inline_call(call, functions)
     return main
+
+
+def _round_factors(main: Operation) -> None:
+    """Rounds what products of f32 multiply to bf16 before, as TPUs do unless asked for more precision: XLA moves what
+    is rounded already, so that a move may come after it here, too."""
+
+    def round_value(value: Value) -> Value:
+        maker = None if isinstance(value.owner, ir.Block) else value.owner.operation
+        rounded = ir.RankedTensorType.get(list(ir.RankedTensorType(value.type).shape), ir.BF16Type.get())
+        # A kernel is reversed for the derivative: it is rounded once for both.
+        if maker is None or maker.name not in _RELAYING:
+            return stablehlo.convert(rounded, value)
+        before = round_value(maker.operands[0])
+        copy = maker.clone(ir.InsertionPoint.current)
+        copy.operands[0] = before
+        copy.results[0].set_type(rounded)
+        return copy.results[0]
+
+    for op in list_operations(main):
+        asked = op.attributes.get("precision_config", ())
+        if op.name not in _PRODUCTS or "algorithm" in op.attributes or any("DEFAULT" not in f"{one}" for one in asked):
+            continue
+        for at, operand in enumerate(op.operands):
+            if str(ir.RankedTensorType(operand.type).element_type) == "f32":
+                with op.location, ir.InsertionPoint(op):
+                    op.operands[at] = round_value(operand)
 
 
 def _separate_transforms(main: Operation) -> None:

@@ -16,6 +16,7 @@ from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, Plain
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tile_memory import (
     LANES,
+    SUBLANES,
     BlockRuns,
     choose_memory_order,
     cut_box,
@@ -139,22 +140,38 @@ def scatter_sum(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Seque
         return scatter_blocks(step.groups, place, number_blocks(step.send, tile)).reshape(step.receive.padded)
 
     def by_levels(tile: Array) -> Array:
-        # A TPU receives twice the bytes for other spellings: libtpu makes an all-reduce of a reduce-scatter among all
-        # devices of a program, and of one that drops the dim it scatters. So the dim stays, and a group of all devices
-        # is two levels: the larger groups, along most axes of a torus, go first, when the tiles are large.
-        # Nor does it scatter what is less than whole tiles of memory: 512 bytes of a row, 16 rows.
-        dim, rank = find_gathered_dim(step.send) or 0, len(step.send.padded)
-        least = {rank - 1: 4 * LANES // tile.dtype.itemsize, rank - 2: 16}.get(dim, 1)
-        if dim and step.send.padded[dim] // step.send.count % least == 0:
+        # A TPU receives twice the bytes for other spellings: libtpu makes an all-reduce of a reduce-scatter of other
+        # dtypes, among all devices of a program, and of one that drops the dim it scatters. So the dim stays, and a
+        # group of all devices is two levels: the larger groups, along most axes of a torus, go first, when the tiles
+        # are large. Nor does it scatter along the last two dims what is less than whole tiles of memory, 512 bytes of
+        # a row or 16 rows, and along others it adds tiles until members have equal numbers of them.
+        if tile.dtype.name not in ("float32", "bfloat16"):
+            blocks = send_blocks(step.groups, place, number_blocks(step.send, tile))
+            return _reduce_gathered("sum", blocks).reshape(step.receive.padded)
+        levels, row = place.levels(step.groups), 4 * LANES // tile.dtype.itemsize
+        members = math.lcm(*(len(groups[0]) for groups in levels))
+
+        def has_even_tiles(block: Sequence[int]) -> bool:
+            *most, second, minor = (1, *block)
+            return minor >= LANES and math.prod(most) * -(-second // SUBLANES) * -(-minor // LANES) % members == 0
+
+        block, size = list(step.send.padded), math.prod(step.send.padded) // step.send.count
+        dim, rank = find_gathered_dim(step.send) or 0, len(block)
+        block[dim] //= step.send.count
+        least = {rank - 1: row, rank - 2: 16}.get(dim)
+        if dim and (block[dim] % least == 0 if least else has_even_tiles(block)):
             tile = resize_tile(tile, step.send.padded)
         else:
             dim, tile = 0, number_blocks(step.send, tile)
-            rows = tile.shape[-2] if tile.ndim > 2 else 1
-            if rows % 8 and math.prod(tile.shape[1:]) % (8 * LANES) == 0:
-                tile = tile.reshape(len(tile), -1, LANES)
-        for groups in place.levels(step.groups):
+            rows = -(-size // row)
+            if not has_even_tiles(tile.shape[1:]) and rows >= SUBLANES:
+                # Each block is a column of rows. Fewer rows are better summed with others at once, as libtpu does.
+                flat = tile.reshape(len(tile), -1)
+                flat = resize_tile(flat, (len(tile), rows * row)).reshape(len(tile), rows, row)
+                dim, tile = 1, flat.swapaxes(0, 1).reshape(rows, -1)
+        for groups in levels:
             tile = lax.psum_scatter(tile, scatter_dimension=dim, tiled=True, **place.group(groups))
-        return tile.reshape(step.receive.padded)
+        return tile.reshape(-1)[:size].reshape(step.receive.padded)
 
     if step.reduction in ("sum", "mean"):
         total = place.by_platform(tile, tpu=by_levels, default=at_once)
@@ -189,6 +206,8 @@ def _split_tile(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[i
 
 
 def _reduce_gathered(reduction: str, parts: Array) -> Array:
+    if reduction in ("sum", "mean"):
+        return parts.sum(axis=0, dtype=parts.dtype)
     if reduction == "product":
         return parts.prod(axis=0, dtype=parts.dtype)
     return parts.max(axis=0) if reduction == "max" else parts.min(axis=0)

@@ -81,6 +81,11 @@ def test_a_step_is_one_collective(kind: str, source: str, target: str):
         ("f32[{y}8, 8] + sum{x}", "f32[{y}8, {x}2]"),
         ("f32[10, 7] + sum{x}", "f32[10, {x}2/7]"),
         ("f32[16, 8] + sum{x}{y}", "f32[2{x}{y}, 8]"),
+        # Blocks as columns of rows, the last of which is not full; whole tiles of memory; and no floats.
+        ("f32[2064, 4] + sum{x}", "f32[{x}516, 4]"),
+        ("f32[32, 8, 128] + sum{x}", "f32[{x}8, 8, 128]"),
+        ("f32[3, 8, 8] + sum{x}{y}", "f32[3, {x}2, {y}4]"),
+        ("s32[16, 8] + sum{x}{y}", "s32[{x}{y}2, 8]"),
     ],
 )
 def test_a_reduce_scatter_as_spelled_for_a_tpu(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
