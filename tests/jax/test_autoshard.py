@@ -100,6 +100,9 @@ def test_all_of_it_is_said(choice):
     assert told["received_bytes"] == choice.received_bytes
     assert {"chosen", "fsdp"} <= {one["name"].lower() for one in told["programs"]}
     assert "returned" in choice.report() and "chosen, compiled" in choice.report()
+    expert = next(each for each in choice.tried[1:] if each.planned is not None and each.compiled is not None)
+    instead = replace(choice, best=expert).explanation
+    assert instead is not None and instead.groups and instead.note.endswith("XLA decided")
 
 
 def test_what_is_fixed_stays(mesh):

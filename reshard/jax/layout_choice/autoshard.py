@@ -121,21 +121,22 @@ class LayoutChoice:
 
     @cached_property
     def explanation(self) -> Explanation | None:
-        """What was chosen and why, in words; None where an expert's program is returned as it is."""
+        """What was chosen and why, in words; None where the user's own program is returned, of which the model says
+        nothing."""
         planned, problem = self.best.planned, self.search.graph.problem
-        if planned is None or not self.best.emitted:
+        if planned is None:
             return None
         numbers = self.search.graph.arguments
         arguments = [(value.name, at) for value, at in zip(self.search.step.arguments, numbers, strict=True)]
         # Of one that is as fast there is nothing to tell.
         slower = 1.001 * planned.seconds
         rivals = [
-            (each.name, problem, each.planned)
-            for each in self.tried[1:]
-            if each.planned is not None and each.planned.seconds > slower
+            (each.name, each.planned)
+            for each in self.tried
+            if each is not self.best and each.planned is not None and each.planned.seconds > slower
         ]
         # What the model thinks of experts, not what was compiled of them: the moves of both are told by one model.
-        rival = min(rivals, key=lambda one: one[2].seconds, default=None)
+        rival = min(rivals, key=lambda one: one[1].seconds, default=None)
         larger: list[tuple[int, Assignment]] = []
         # Who has a budget asks what more of it would buy; without one there is nothing to buy.
         if self.search.budget is not None:
@@ -145,7 +146,10 @@ class LayoutChoice:
             bought = choose_splits(problem, self.search.prices, self.search.speed, budget=doubled, extra_bytes=unseen)
             larger.append((doubled, bought))
         named = [(name, number) for name, number in arguments if number >= 0]
-        return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger)
+        note = (
+            "" if self.best.emitted else f"these are the moves of a plan: what moves in {self.best.name}, XLA decided"
+        )
+        return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger, note)
 
     def trade_off(self, budgets: Sequence[int] = ()) -> TradeOff:
         """What is chosen under each budget, by default from the least possible one up: a picture in a notebook."""

@@ -3,8 +3,9 @@
 chosen
   batch                batch over x
   params/*/w1          by columns over y; gathered over x for each of 2 uses; gradient reduce-scattered over x
+  params/layers/w2     by dim 1 over y; gathered over y slice by slice, for each of 2 uses
 the dearest moves
-  dot_general f.py:12  summed over y, 8.0 MiB received, 24 times, 1.2 ms; without it the step takes 3.0 ms longer
+  dot_general f.py:12  all-reduced over y, 8.0 MiB received, 24 times, 1.2 ms; without it the step takes 3.0 ms longer
 what FSDP moves beside it
   params/*/w2          gathered over x, 105.0 MiB received, 2.1 ms; here 0 s
 """
@@ -20,14 +21,16 @@ from itertools import islice
 from reshard.synth.choice.assess import PlacedMove, assess_splits, list_placed_moves
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.prices import MovePrices
-from reshard.synth.choice.problem import Assignment, Problem, access_layout
+from reshard.synth.choice.problem import Assignment, Node, Problem, access_layout
 from reshard.synth.choice.splits import list_splits
 from reshard.types.layout import Layout
 from reshard.types.units import bytes_text, counted, listed, seconds_text
 
 _MOST_LISTED = 3  # Dearest moves, and patterns of names in one line.
 _MOST_TRIED = 24  # Other splits of a node, of which the best says what a move is worth.
-_HOPS_TO_GRADIENT = 4  # Operations between a sum of gradients and the next value of a parameter.
+_HOPS_TO_GRADIENT = 8  # Operations between a sum of gradients and the next value of a parameter.
+_VIEWING = frozenset(("while", "dynamic_slice", "slice", "reshape", "optimization_barrier", "convert"))
+_FREE = re.compile(r"sliced (?!.*(turned|gathered))")  # What a device has already, it slices for nothing.
 
 
 @dataclass(frozen=True)
@@ -39,20 +42,20 @@ class GroupWords:
     words: str
 
     def __str__(self) -> str:
-        shown = self.names[:_MOST_LISTED]
-        more = f" and {len(self.names) - len(shown)} more" if len(self.names) > len(shown) else ""
-        return f"{', '.join(shown)}{more}{f' ({self.count})' if self.count > len(self.names) else ''}"
+        return f"{_join_names(self.names)}{f' ({self.count})' if self.count > len(self.names) else ''}"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was chosen, by group of arguments, the moves that stay, those of the `rival`, and what memory would buy."""
+    """What was chosen, by group of arguments, the moves that stay, those of the `rival`, and what memory would buy.
+    `note` says what else is to be known of it."""
 
     groups: tuple[GroupWords, ...]
     moves: tuple[tuple[str, str], ...]
     rival: str
     avoided: tuple[tuple[str, str], ...]
     memory: str
+    note: str = ""
 
     def __str__(self) -> str:
         parts = [("chosen", [(str(group), group.words) for group in self.groups])]
@@ -62,7 +65,7 @@ class Explanation:
         for title, rows in parts:
             wide = max((len(name) for name, _ in rows), default=0)
             lines += [title, *(f"  {name:{wide}}  {words}" for name, words in rows)]
-        return "\n".join([*lines, *filter(None, [self.memory])])
+        return "\n".join([*lines, *filter(None, [self.memory, self.note])])
 
     def to_dict(self) -> dict[str, object]:
         """The same as data for JSON."""
@@ -72,6 +75,7 @@ class Explanation:
             "rival": self.rival,
             "avoided": [{"tensor": name, "words": words} for name, words in self.avoided],
             "memory": self.memory,
+            "note": self.note,
         }
 
 
@@ -81,35 +85,38 @@ def explain_choice(
     arguments: Sequence[tuple[str, int]],
     prices: MovePrices,
     speed: DeviceSpeed,
-    rival: tuple[str, Problem, Assignment] | None = None,
+    rival: tuple[str, Assignment] | None = None,
     budgets: Sequence[tuple[int, Assignment]] = (),
+    note: str = "",
 ) -> Explanation:
     """Says what was chosen and why; `arguments` are names with the numbers of their tensors.
 
-    `rival` is an assignment to compare with, by its name and of its own problem; `budgets` are larger budgets with what
-    would be chosen.
+    `rival` is an assignment to compare with, by its name; `budgets` are larger budgets with what would be chosen.
     """
     moves = list_placed_moves(problem, chosen.splits, chosen.anew)
     costs = {move: move.times * prices.price(move.source, move.target).seconds for move in moves}
-    dearest = sorted((move for move in moves if costs[move] > 0), key=lambda move: -costs[move])
-    told: dict[tuple[str, str], tuple[float, PlacedMove]] = {}
-    for move in dearest:  # Repeated layers make the same move under numbered names: the sum of them counts.
-        key = _name_pattern(problem.tensors[move.tensor].name), describe_change(move.source, move.target)
-        told[key] = (told.get(key, (0.0, move))[0] + costs[move], told.get(key, (0.0, move))[1])
+    groups, names = _group_arguments(problem, chosen, arguments, moves)
+    told: dict[tuple[str, str], list[PlacedMove]] = {}
+    # Repeated layers make the same move under numbered names: the sum of them counts.
+    for move in sorted((move for move in moves if costs[move] > 0), key=lambda move: -costs[move]):
+        told.setdefault((names[move.tensor], _say_change(move)), []).append(move)
+    alike: dict[tuple[str, float, int], list[tuple[str, PlacedMove]]] = {}
+    for (name, change), each in told.items():
+        runs = sum(move.times for move in each)
+        alike.setdefault((change, sum(costs[move] for move in each), runs), []).append((name, each[0]))
     shown: list[tuple[str, str]] = []
-    for (name, change), (seconds, move) in islice(sorted(told.items(), key=lambda item: -item[1][0]), _MOST_LISTED):
-        other = _weigh_move(problem, chosen, move, prices, speed)
-        received = prices.price(move.source, move.target).received_bytes
-        runs = f", {counted(move.times, 'time')}" if move.times > 1 else ""
-        shown.append((name, f"{change}, {bytes_text(received)} received{runs}, {seconds_text(seconds)} in all{other}"))
-    avoided = () if rival is None else _list_avoided(problem, costs, *rival[1:], prices)
-    return Explanation(
-        _group_arguments(problem, chosen, arguments, moves),
-        tuple(shown),
-        rival[0] if rival else "",
-        avoided,
-        _say_memory(chosen, budgets),
-    )
+    dearest = sorted(alike.items(), key=lambda item: -item[0][1] * len(item[1]))
+    for (change, seconds, runs), each in dearest[:_MOST_LISTED]:
+        move = each[0][1]
+        other = _weigh_move(problem, chosen, move, costs[move], prices, speed)
+        received = bytes_text(prices.price(move.source, move.target).received_bytes)
+        often = f", {counted(runs, 'time')}" if runs > 1 else ""
+        share = "each" if len(each) > 1 else "in all"
+        words = f"{change}, {received} received{often}, {seconds_text(seconds)} {share}{other}"
+        shown.append((_join_names([name for name, _ in each]).replace(", gradient of ", ", "), words))
+    avoided = () if rival is None else _list_avoided(problem, costs, names, rival[1], prices)
+    memory = _say_memory(chosen, budgets)
+    return Explanation(groups, tuple(shown), rival[0] if rival else "", avoided, memory, note)
 
 
 def describe_split(layout: Layout, batch: bool = False) -> str:
@@ -182,12 +189,44 @@ def _name_pattern(name: str) -> str:
     return re.sub(r"(?<=\D)\d+(?=/)|(?<=/)\d+$", "*", name)
 
 
+def _join_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return f"{', '.join(names[:_MOST_LISTED])}{more}"
+
+
+def _find_views(problem: Problem, arguments: Sequence[tuple[str, int]]) -> dict[int, int]:
+    """The tensors that are an argument or slices of its first dim, as loops carry and cut it, with the argument's."""
+    views = {tensor: tensor for _, tensor in arguments}
+    readers: defaultdict[int, list[Node]] = defaultdict(list)
+    for node in problem.nodes:
+        for tensor in {access.tensor for access in node.reads}:
+            readers[tensor].append(node)
+    reached = list(views)
+    for tensor in reached:
+        shape = problem.tensors[views[tensor]].shape
+        for node in readers[tensor]:
+            if node.name.split()[0] not in _VIEWING or any(access.tensor != tensor for access in node.reads):
+                continue
+            for made in (write.tensor for write in node.writes):
+                if made not in views and problem.tensors[made].shape in _list_slices(shape):
+                    views[made] = views[tensor]
+                    reached.append(made)
+    return views
+
+
+def _list_slices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [shape, shape[1:], (1, *shape[1:])]
+
+
 def _group_arguments(
     problem: Problem, chosen: Assignment, arguments: Sequence[tuple[str, int]], moves: Iterable[PlacedMove]
-) -> tuple[GroupWords, ...]:
-    """Groups arguments that are described alike, the group with the most bytes first."""
+) -> tuple[tuple[GroupWords, ...], list[str]]:
+    """Groups arguments that are described alike, the group with the most bytes first; and what tensors are called."""
+    names = [_name_pattern(tensor.name) for tensor in problem.tensors]
+    views = _find_views(problem, arguments)
     writers = {access.tensor: at for at, node in enumerate(problem.nodes) for access in node.writes}
     by_tensor: defaultdict[int, list[PlacedMove]] = defaultdict(list)
+    sliced: defaultdict[int, list[PlacedMove]] = defaultdict(list)
     for move in moves:
         by_tensor[move.tensor].append(move)
     has_state = any(problem.nodes[writers[tensor]].reads for _, tensor in arguments)
@@ -201,18 +240,33 @@ def _group_arguments(
         layout = access_layout(problem, node, write, chosen.splits[writers[tensor]])
         # In a step that has state, what no result replaces is the data of one call.
         words = [describe_split(layout, batch=has_state and not node.reads and layout.ndim > 0)]
+        for view in [view for view, whose in views.items() if whose == tensor and view != tensor]:
+            names[view] = _name_pattern(name)
+            if problem.tensors[view].shape == layout.shape:
+                by_tensor[tensor] += by_tensor[view]
+            else:
+                sliced[tensor] += by_tensor[view]
         words += _say_uses(by_tensor[tensor])
+        slices = Counter(map(_say_change, sliced[tensor]))
+        words += [
+            f"{change} slice by slice{f', for each of {count} uses' if count > 1 else ''}"
+            for change, count in slices.items()
+            if not _FREE.match(change)
+        ]
         following = [access.tensor for access in node.reads]
         words += [f"next value {_say_change(move)}" for after in following for move in by_tensor[after]]
         found = _find_gradient(problem, following, writers, by_tensor) - gradients
         words += dict.fromkeys(f"gradient {_say_change(move)}" for move in found)
         gradients |= found
+        for move in found:
+            names[move.tensor] = f"gradient of {_name_pattern(name)}"
         groups["; ".join(words)].append((name, layout.size))
     ordered = sorted(groups.items(), key=lambda item: -sum(size for _, size in item[1]))
-    return tuple(
+    told = tuple(
         GroupWords(tuple(dict.fromkeys(_name_pattern(name) for name, _ in members)), len(members), words)
         for words, members in ordered
     )
+    return told, names
 
 
 def _say_uses(moves: Sequence[PlacedMove]) -> list[str]:
@@ -224,8 +278,7 @@ def _say_uses(moves: Sequence[PlacedMove]) -> list[str]:
     for change, alike in uses.items():
         # A copy that is kept is made once for all that read it; another one in every trip of the loop around it.
         count = sum(len(move.reads) if move.kept else move.times for move in alike)
-        # What a device has already, it slices for nothing, however often.
-        if change.startswith("sliced") and not re.search("turned|gathered", change):
+        if _FREE.match(change):
             words.append(change)
         elif count == 1:
             words.append(f"{change} for its use")
@@ -247,19 +300,22 @@ def _find_gradient(
     by_tensor: Mapping[int, Sequence[PlacedMove]],
 ) -> set[PlacedMove]:
     """The sums that are finished on the way to an argument's next value: of arrays of its shape, or of one layer's."""
-    shapes = {shape[cut:] for tensor in following for shape in [problem.tensors[tensor].shape] for cut in (0, 1)}
+    # Gradients of matrices are often made transposed.
+    sizes = [sorted(part) for tensor in following for part in _list_slices(problem.tensors[tensor].shape)]
     reached = following
     # Backwards from the next value, through clipping, moments and decay, until a sum is finished.
     for _ in range(_HOPS_TO_GRADIENT):
         reads = [access.tensor for tensor in reached for access in problem.nodes[writers[tensor]].reads]
-        reached = [tensor for tensor in dict.fromkeys(reads) if problem.tensors[tensor].shape in shapes]
+        reached = [tensor for tensor in dict.fromkeys(reads) if sorted(problem.tensors[tensor].shape) in sizes]
         found = {move for tensor in reached for move in by_tensor.get(tensor, ()) if move.source.partial}
         if found:
             return found
     return set()
 
 
-def _weigh_move(problem: Problem, chosen: Assignment, move: PlacedMove, prices: MovePrices, speed: DeviceSpeed) -> str:
+def _weigh_move(
+    problem: Problem, chosen: Assignment, move: PlacedMove, cost: float, prices: MovePrices, speed: DeviceSpeed
+) -> str:
     """What the step takes if one side of a move is split so that nothing moves there, in the best way of doing so."""
     [writer] = [at for at, node in enumerate(problem.nodes) if any(each.tensor == move.tensor for each in node.writes)]
     readers = {node for node, _ in move.reads}
@@ -283,23 +339,28 @@ def _weigh_move(problem: Problem, chosen: Assignment, move: PlacedMove, prices: 
     best = min(others, key=lambda other: other.seconds, default=None)
     if best is None:
         return ""
+    if chosen.seconds < best.seconds < chosen.seconds + 0.1 * cost:
+        return "; other moves in its place take as long"
     if best.seconds > chosen.seconds:
         return f"; without it the step takes {seconds_text(best.seconds - chosen.seconds)} longer"
     return f"; without it the peak is {bytes_text(best.peak_bytes)}" if best.peak_bytes > chosen.peak_bytes else ""
 
 
 def _list_avoided(
-    problem: Problem, costs: Mapping[PlacedMove, float], other: Problem, rival: Assignment, prices: MovePrices
+    problem: Problem,
+    costs: Mapping[PlacedMove, float],
+    names: Sequence[str],
+    rival: Assignment,
+    prices: MovePrices,
 ) -> tuple[tuple[str, str], ...]:
     """Where another assignment spends the most more on moves, by the names of what it moves."""
     here: defaultdict[str, float] = defaultdict(float)
     for move, seconds in costs.items():
-        here[_name_pattern(problem.tensors[move.tensor].name)] += seconds
+        here[names[move.tensor]] += seconds
     there: defaultdict[str, float] = defaultdict(float)
     changes: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    # What is fixed divides a step into other nodes: names are what both have in common.
-    for move in list_placed_moves(other, rival.splits, rival.anew):
-        name, price = _name_pattern(other.tensors[move.tensor].name), prices.price(move.source, move.target)
+    for move in list_placed_moves(problem, rival.splits, rival.anew):
+        name, price = names[move.tensor], prices.price(move.source, move.target)
         there[name] += move.times * price.seconds
         words = _say_change(move)
         changes[name][words] = changes[name].get(words, 0) + move.times * price.received_bytes

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from reshard.errors import BudgetError
 from reshard.jax.layout_choice.explain import describe_change, describe_split, explain_choice
+from reshard.jax.layout_choice.graph import build_graph
+from reshard.jax.layout_choice.op_rules import read_op_rules
+from reshard.jax.layout_choice.trace_step import trace_step
 from reshard.synth.choice.assess import assess_splits
 from reshard.synth.choice.device_speed import DeviceSpeed
+from reshard.synth.choice.milp import choose_splits
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, Tensor
 from reshard.synth.choice.trade_off import solve_trade_off
@@ -114,13 +122,13 @@ def test_a_rivals_moves_are_compared_with_those_that_were_chosen(prices: MovePri
     chosen, rival = assess("columns", prices), assess("FSDP", prices)
     faster = dataclasses.replace(chosen, seconds=0.6 * chosen.seconds)
     budgets = [(2**29, chosen), (2**30, faster)]
-    said = explain_choice(PROBLEM, chosen, ARGUMENTS, prices, SPEED, ("FSDP", PROBLEM, rival), budgets)
+    said = explain_choice(PROBLEM, chosen, ARGUMENTS, prices, SPEED, ("FSDP", rival), budgets)
     rows = dict(said.avoided)
     assert rows.keys() == {"params/layers/*/w"}  # The gradient's sum is as long in both.
     assert rows["params/layers/*/w"].startswith("gathered over x, y, 1.8 MiB received, ")
     assert rows["params/layers/*/w"].endswith("; here 0 s")
     [(name, words)] = said.moves
-    assert name == "dot_general step.py:4" and words.startswith("all-reduced over x, 1.5 MiB received")
+    assert name == "gradient of params/layers/*/w" and words.startswith("all-reduced over x, 1.5 MiB received")
     assert "; a budget of 512.0 MiB would gain nothing; " in said.memory
     assert said.memory.endswith("; with a budget of 1.0 GiB the step would take 40% less time")
     text = str(said)
@@ -185,3 +193,25 @@ def test_splits_are_told_by_rows_and_columns(layout: str, words: str):
 )
 def test_moves_are_told_by_what_becomes_of_each_axis(source: str, target: str, words: str):
     assert describe_change(Layout.parse(source, MESH), Layout.parse(target, MESH)) == words
+
+
+def test_slices_that_a_loop_moves_are_told_of_the_argument(prices: MovePrices):
+    """Stacked weights of which no device has room for all, gathered by layer: forward, and backward."""
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch, weights)[0].sum()
+
+        return {"w": params["w"] - jax.grad(loss)(params["w"])}
+
+    shapes = {"w": jax.ShapeDtypeStruct((16, 512, 512), "float32")}, jax.ShapeDtypeStruct((4096, 512), "float32")
+    traced = trace_step(step, shapes, donate=(0,), platform="cpu")
+    fixed = {0: P(None, ("x", "y")), 1: P(("x", "y"))}
+    graph = build_graph(traced, read_op_rules(traced), MESH, fixed)
+    free = choose_splits(graph.problem, prices, SPEED)
+    named = list(zip(("params/w", "batch"), graph.arguments, strict=True))
+    for budget, words in ((None, "once, for "), (free.peak_bytes - 2**22, "slice by slice, for each of 2 uses")):
+        chosen = choose_splits(graph.problem, prices, SPEED, budget=budget)
+        said = explain_choice(graph.problem, chosen, named, prices, SPEED)
+        told = {group.names[0]: group.words for group in said.groups}["params/w"]
+        assert f"by dim 1 over x, y; gathered over x, y {words}" in told
