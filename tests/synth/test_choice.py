@@ -24,6 +24,7 @@ from reshard.synth.choice import (
 from reshard.synth.choice.flows import tabulate_problem
 from reshard.synth.choice.linear_program import LinearProgram, Solution
 from reshard.synth.choice.milp import choose_splits, smallest_budget
+from reshard.synth.choice.splits import list_splits
 from tests.synth.choice_oracle import INFINITE, SPEED, Enumeration, TablePrices, random_problem
 
 
@@ -158,3 +159,12 @@ def test_very_many_moves_have_the_prices_of_those_that_are_alike(monkeypatch):
     monkeypatch.setattr(flows, "ALIKE_FROM", 0)
     alike = tabulate_problem(problem, MovePrices(MESH, "tpu-v5p"), speed)
     assert {pair: alike.seconds[pair] for pair in exact.seconds} == pytest.approx(exact.seconds)
+
+
+def test_of_many_factors_the_largest_are_split_by_three_axes():
+    """A state of twelve qubits would have 1,753 splits, and millions of moves between two of them."""
+    node = Node("state", (2,) * 11 + (64,), frozenset(range(12)), (), ())
+    found = list_splits(node, rs.Mesh(x=2, y=2, z=2))
+    assert len(found) <= 512 and any(split[11] == ("x", "y", "z") for split in found)
+    # By two axes: none of them, one in any of twelve places, two in different ones, or both in the last.
+    assert len(list_splits(node, rs.Mesh(x=2, y=2))) == 1 + 2 * 12 + 12 * 11 + 1

@@ -6,7 +6,8 @@
     compiled  its bytes and its peak are the compiler's, and so are those of what     layout_choice.search
               an expert would write, and of the user's own shardings
 
-Of all that was compiled and fits the budget, the program of the least modelled time is returned.
+Of what was compiled and fits the budget, what was chosen is returned, unless another program is faster by both counts
+of its work, the compiled module's and the model's; its collectives are timed as compiled in either.
 """
 
 # jax annotates its functions only in part.
@@ -51,7 +52,7 @@ from reshard.types.units import bytes_text, seconds_text
 from reshard.types.whole import whole
 
 COMPARE = ("none", "best", "all")
-_CLOSE = 0.99  # A choice may be as far from the best by itself.
+_CLOSE = 0.99  # A choice may be as far from the best by itself; nearer ones are as fast.
 ASSUMED = Network.uniform(1e-6, 1e10)
 """The network of devices whose links nobody measured, named or knows."""
 
@@ -360,28 +361,23 @@ def choose_layouts(
 
 
 def _pick_best(search: LayoutSearch, fitting: Sequence[tuple[TriedLayouts, ExecutableFigures]]) -> TriedLayouts:
-    """The fastest compiled program. A rival takes the place of what was chosen only if it is faster both with the work
-    that its module shows and with that which the model says.
+    """What was chosen, or the fastest of those that are faster by both counts of work: that of the compiled module, and
+    the model's.
 
     What a module shows of work differs by what the compiler fused: of two programs with equal work, 1.46 ms and 1.87
-    were read on a TPU. So alone it decides nothing.
+    were read on a TPU. And the model's count is of the best that a compiler could make of an expert's shardings.
     """
-    seconds = {each.name: search.sum_seconds(figures) for each, figures in fitting}
-    modelled = {
-        each.name: figures.move_seconds + each.planned.seconds - each.planned.move_seconds
-        for each, figures in fitting
-        if each.planned is not None
-    }
-    first, _ = fitting[0]
-    if first.name == CHOSEN:
+
+    def sum_both(each: TriedLayouts, figures: ExecutableFigures) -> tuple[float, float]:
         # The user's own may have no figures of the model; then those of the compiler are all there is.
-        faster = [
-            (each, figures)
-            for each, figures in fitting
-            if seconds[each.name] < seconds[CHOSEN] and modelled.get(each.name, 0.0) < _CLOSE * modelled[CHOSEN]
-        ]
+        work = 0.0 if each.planned is None else each.planned.seconds - each.planned.move_seconds
+        return search.sum_seconds(figures), figures.move_seconds + work
+
+    chosen = sum_both(*fitting[0])
+    if fitting[0][0].name == CHOSEN:
+        faster = [pair for pair in fitting if all(a < _CLOSE * b for a, b in zip(sum_both(*pair), chosen, strict=True))]
         fitting = faster or fitting[:1]
-    return min(fitting, key=lambda pair: seconds[pair[0].name])[0]
+    return min(fitting, key=lambda pair: search.sum_seconds(pair[1]))[0]
 
 
 def _describe_program(tried: TriedLayouts, search: LayoutSearch) -> dict[str, Any]:

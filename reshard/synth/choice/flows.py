@@ -140,9 +140,12 @@ def _time_moves(
     flows: Sequence[TensorFlow], layouts: Sequence[Layout], prices: MovePrices, exact: int
 ) -> dict[tuple[int, int], float] | None:
     """The seconds of each move that a flow may need; None if these are more than `exact`."""
-    pairs = dict.fromkeys(pair for flow in flows for reader in flow.readers for pair in list_layout_pairs(flow, reader))
-    if len(pairs) > exact:
-        return None
+    pairs: dict[tuple[int, int], None] = {}
+    for flow in flows:
+        for reader in flow.readers:
+            pairs.update(dict.fromkeys(list_layout_pairs(flow, reader)))
+            if len(pairs) > exact:
+                return None
     priced = prices.price_pairs([(layouts[source], layouts[target]) for source, target in pairs])
     return {pair: price.seconds for pair, price in zip(pairs, priced, strict=True)}
 

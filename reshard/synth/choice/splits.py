@@ -9,12 +9,15 @@ from collections.abc import Iterable
 from reshard.synth.choice.problem import Node, Problem, Split
 from reshard.types.mesh import Mesh
 
+MOST_FACTORS = 7
+"""Operations of transformers have no more: batch, position, another position, two of heads, depth and a sum."""
+
 
 def list_splits(node: Node, mesh: Mesh, orders: Iterable[tuple[str, ...]] = ()) -> tuple[Split, ...]:
     """The splits of a node: each axis of the mesh divides one factor or none, and what it divides must come out even.
 
     Of two axes that divide the same factor, the mesh's first is the major one, or they are in one of the `orders`. A
-    factor of size 0 may be split by any axes.
+    factor of size 0 may be split by any axes. By three axes or more the largest `MOST_FACTORS` may be split.
 
     >>> rows = Node("w", (4, 3), frozenset({0, 1}), (), ())
     >>> list_splits(rows, Mesh(x=2, y=2))
@@ -24,7 +27,9 @@ def list_splits(node: Node, mesh: Mesh, orders: Iterable[tuple[str, ...]] = ()) 
         return node.only
     # An axis of one device divides nothing; with it, equal layouts would be counted twice.
     axes = [name for name, size in mesh.axes.items() if size > 1]
-    targets = (None, *sorted(node.splittable))
+    # A state of twelve qubits has as many factors, and three axes 1,753 ways to split them.
+    ranked = sorted(node.splittable, key=lambda factor: (-(node.sizes[factor] or math.inf), factor))
+    targets = (None, *sorted(ranked[: MOST_FACTORS if len(axes) > 2 else None]))
     found: list[Split] = []
     for chosen in itertools.product(targets, repeat=len(axes)):
         placed = list(zip(axes, chosen, strict=True))
