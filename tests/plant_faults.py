@@ -46,13 +46,11 @@ def read_faults(names: list[str] | None = None) -> Iterator[Fault]:
             yield from (Fault(**fault) for fault in data["fault"])
 
 
-def plant(fault: Fault, root: Path) -> None:
-    """Writes the fault into the tree at `root`; `ValueError` if its text does not stand there exactly once."""
-    path = root / fault.file
-    text = path.read_text(encoding="utf-8")
+def replace_text(fault: Fault, text: str) -> str:
+    """The text of its file with the fault; `ValueError` if what it replaces does not stand there exactly once."""
     if text.count(fault.find) != 1 or fault.find == fault.replace:
         raise ValueError(f"{fault.name}: its text stands {text.count(fault.find)} times in {fault.file}")
-    path.write_text(text.replace(fault.find, fault.replace), encoding="utf-8")
+    return text.replace(fault.find, fault.replace)
 
 
 def is_found(fault: Fault, root: Path) -> bool:
@@ -90,7 +88,8 @@ def main() -> int:
         root = Path(folder)
         copy_tree(root)
         for fault in faults:
-            plant(fault, root)
+            planted = replace_text(fault, (ROOT / fault.file).read_text(encoding="utf-8"))
+            (root / fault.file).write_text(planted, encoding="utf-8")
             start = time.monotonic()
             found = is_found(fault, root)
             shutil.copy2(ROOT / fault.file, root / fault.file)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -30,3 +31,22 @@ def sampled_by_name(values: Sequence[Any], *fast: str, rest: pytest.MarkDecorato
 def few_or_all(few: int, every: int) -> list[Any]:
     """How many random cases one test looks at, as parameters: a few always, all of them in a full run."""
     return [few, pytest.param(every, marks=pytest.mark.slow)]
+
+
+def for_each(cases: Iterable[Any]) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
+    """One test of all cases, where each takes less than pytest takes to begin and report one of its own."""
+
+    def repeat(test: Callable[[Any], None]) -> Callable[[], None]:
+        @wraps(test)
+        def run() -> None:
+            for case in cases:
+                try:
+                    test(case)
+                except BaseException as error:
+                    error.add_note(f"in the case {case!r}")
+                    raise
+
+        del run.__wrapped__  # Where pytest would look for fixtures.
+        return run
+
+    return repeat

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.sampling import for_each
+
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = runpy.run_path(str(ROOT / "benchmarks" / "record.py"))
 RECORDS: dict[str, dict[str, str]] = RECORD["read_records"]()
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@for_each(RECORDS)
 def test_a_record_says_what_when_and_where(name: str):
     record = RECORDS[name]
     assert all(record[field].strip() for field in RECORD["FIELDS"] if field != "notes")

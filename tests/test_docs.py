@@ -30,6 +30,7 @@ from reshard.geometry.detect import read
 from reshard.synth.network import PRESETS
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
+from tests.sampling import for_each
 
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -307,7 +308,7 @@ def test_commands_print_what_is_shown(page: Path, bin_folder: Path):
     assert not problems, "\n\n".join(problems)
 
 
-@pytest.mark.parametrize("page", WITH_README, ids=names(WITH_README))
+@for_each(WITH_README)
 def test_links_lead_somewhere(page: Path):
     assert broken_links(page) == []
 

@@ -421,7 +421,6 @@ COMMANDS: dict[str, tuple[str, str]] = {  # words with spaces between them, as a
     "-h": WORKS,
     "help plan": WORKS,
     "plan -h": WORKS,
-    "plan -m x=4 f32[{x}4] f32[16]": WORKS,
     "plan --mesh x:4,y:2 f32[{x}4] f32[16]": WORKS,
     "plan --mesh <x=4> f32[{x}4] f32[16]": WORKS,
     "plan --mesh {'x':4} f32[{x}4] f32[16]": WORKS,
@@ -526,6 +525,29 @@ WRONG_COMMANDS: dict[str, tuple[str, str]] = {  # The same on the command line.
     "plan --mesh x=4 f32[{x}4,2] f32[{x}4,3]": ("(16, 3)", "global shape"),
     "plan --mesh x=4 f32[{z}4] f32[16]": ("'z'", "has axes x"),
     "plan --batch none.jsonl": ("'none.jsonl'", "give a file of JSON lines"),
+    f"pln {PAIR}": ("'pln'", "did you mean 'plan'?"),
+    "--verson": ("'--verson'", "did you mean '--version'?"),
+    f"plan --mseh x=4 {PAIR}": ("'--mseh'", "did you mean '--mesh'?"),
+    f"plan --mesh x=4 {PAIR} --bugdet=1MiB": ("'--bugdet'", "did you mean '--budget'?"),
+    "plan --mesh x=4 f32[{x}4, 16] f32[16]": ("f32[16]", "put quotes around a layout"),
+    "plan --mesh x=4 f32[{x}4]": ("SOURCE and TARGET", "--batch FILE"),
+    "plan --mesh data=4 f32[{dta}4] f32[16]": ("unknown axis 'dta'", "did you mean 'data'?"),
+    f"plan --mesh x=four {PAIR}": ("'x=four'", "write axes as name=size"),
+    f"plan --mesh x=0 {PAIR}": ("axis 'x' has size 0", "at least 1"),
+    f"plan --mesh x=4,x=2 {PAIR}": ("occurs twice", "give every axis its own name"),
+    "plan --mesh x=4 f32[{x}4 f32[16]": ("'f32[{x}4'", "write dtype[dims]"),
+    "plan --mesh x=4 f3[{x}4] f32[16]": ("dtype 'f3'", "use a numpy name (float32)"),
+    "plan --mesh x=4 f32[{x}{x}4] f32[64]": ("axis 'x'", "use every part of an axis once"),
+    "plan --mesh x=4 f32[4]+som{x} f32[4]": ("'som'", "use one of sum"),
+    f"plan --mesh x=4 {PAIR} --budget lots": ("'lots'", "e.g. 64MiB"),
+    f"plan --mesh x=4 {PAIR} --network tpu-v5": ("'tpu-v5'", "did you mean 'tpu-v5p'?"),
+    f"plan --mesh x=4 {PAIR} --slack lots": ("slack 'lots'", "e.g. 0.05"),
+    "plan --mesh x=4 P('x' P() --shape 16 --dtype f32": ("\"P('x'\"", "write P('x', None)"),
+    f"plan --mesh x=4 {PAIR} --html /nowhere/a.html": ("/nowhere/a.html", "give a file in a folder that is there"),
+    "plan --mesh x=4 f32[{x}24,5] f32[3,{x}8,5] --view (three->h": ("'(three->h'", "as in (a b)"),
+    "plan --mesh x=4 f32[{x}24] f32[{x}24] --view h->h --size i=3": ("'i'", "its atoms are h"),
+    "show --mesh x=4 f32[{x}4] --limit 0": ("--limit 0", "at least 1 row"),
+    "doctor none.mlir": ("none.mlir", "give optimized HLO"),
 }
 
 
@@ -580,8 +602,7 @@ def test_a_library_that_is_not_there_is_named_and_how_to_install_it():
         assert ("Traceback" in run.stderr) == (library == "jax")  # The command shows none.
 
 
-def test_there_are_many_and_no_text_installs_what_is_not_published():
-    assert len(PYTHON) >= 100 and len(COMMANDS) >= 40
+def test_no_text_installs_what_is_not_published():
     root = Path(__file__).parent.parent
     for folder in ("reshard", "docs", "examples", "notebooks"):
         for path in (root / folder).rglob("*"):

@@ -18,7 +18,7 @@ from reshard.types import Layout
 @pytest.mark.parametrize(
     ("seed", "moves"),
     [
-        pytest.param(11, 350, marks=pytest.mark.slow),
+        pytest.param(11, 200, marks=pytest.mark.slow),
         *(pytest.param(seed, 5000, marks=pytest.mark.sweep) for seed in range(20, 25)),
     ],
 )

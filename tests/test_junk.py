@@ -29,6 +29,7 @@ from reshard.plans.rules.step_mode import StepMode
 from reshard.proofs import fewest, instance
 from reshard.types import Digit, Dim, Pieces, SubAxis
 from reshard.types.units import parse_bytes, parse_shape
+from tests.sampling import for_each
 
 MESH = rs.Mesh(x=4, y=2)
 HERE, THERE = (rs.Layout.parse(text, MESH) for text in ("f32[{x}4, 8]", "f32[16, {x}2]"))
@@ -241,7 +242,7 @@ def refused_or_taken(entry: Entry, at: int, value: Any) -> None:
         assert len(str(error)) < 3000, "a message that quotes all it was given"
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@for_each(ENTRIES)
 def test_the_entry_works(name: str):
     if name != "from_jax":  # It takes jax's shardings: tests/types/notation/test_jax_sharding.py.
         ENTRIES[name].call(*ENTRIES[name].arguments)

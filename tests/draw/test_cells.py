@@ -24,6 +24,7 @@ from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.draw.cases import M222, planned
 from tests.layouts import random_pair
+from tests.sampling import for_each
 
 
 def whole(layout):
@@ -49,7 +50,7 @@ def by_cells(cells):
     return held
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_cells_of_random_layouts(seed):
     choose = random.Random(seed)
     for layout in random_pair(choose, partial=seed % 3 == 0):
@@ -57,7 +58,7 @@ def test_cells_of_random_layouts(seed):
             assert by_cells(whole(layout)) == by_meaning(layout), str(layout)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_a_part_of_the_runs_is_the_same_part_of_the_layout(seed):
     choose = random.Random(seed)
     for layout in random_pair(choose):
@@ -102,7 +103,7 @@ def test_too_many_devices_or_runs_are_refused():
         assert LayoutCells(fine, (16,)).cells
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_dims_that_are_not_drawn_are_never_split(seed):
     source, target = random_pair(random.Random(seed), most_rank=5)
     plan = rs.plan(source, target)

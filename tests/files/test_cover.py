@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from reshard.errors import FileError
 from reshard.plans.stored import Box, Stored, StoredPiece
 from reshard.runtime.on_files.formats.metadata_files import check_cover
+from tests.sampling import for_each
 
 
 def cut_at_random(choose: random.Random, box: Box, cuts: int) -> list[Box]:
@@ -26,7 +26,7 @@ def cut_at_random(choose: random.Random, box: Box, cuts: int) -> list[Box]:
     return boxes
 
 
-@pytest.mark.parametrize("seed", range(300))
+@for_each(range(300))
 def test_boxes_are_taken_if_and_only_if_they_cover_once(seed: int):
     choose = random.Random(seed)
     shape = tuple(choose.randint(1, 7) for _ in range(choose.randint(1, 3)))

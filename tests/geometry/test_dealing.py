@@ -17,6 +17,7 @@ from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
 from reshard.types.mesh import SubAxis
 from tests.layouts import pairs, random_crossing
+from tests.sampling import for_each
 
 
 def test_requests_stay_whole_where_that_loads_nobody_more():
@@ -63,7 +64,7 @@ def test_the_requests_of_some_positions_only():
     assert not list(queue.shares(4, 2, 9)) and not list(queue.without([5]).shares(5, 2, 9))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each(range(60))
 def test_a_queue_has_the_requests_for_a_tile(seed: int):
     source, target = random_crossing(random.Random(seed))
     listed = list_requests(source, target, target.mesh.devices, shared_dims(source, target))

@@ -38,6 +38,7 @@ from tests.endpoint_lp import classes, forwarded, pulled, sent
 from tests.geometry import brute
 from tests.layouts import pairs, random_crossing, random_pair
 from tests.oracle import PADDING, tiles_of
+from tests.sampling import for_each
 
 
 def pair(source: str, target: str, mesh: Mesh) -> tuple[Layout, Layout]:
@@ -356,7 +357,7 @@ def test_a_message_of_a_million_runs_is_a_few_blocks():
 # ---- what devices keep, and lack -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each(range(60))
 def test_what_devices_keep(seed: int):
     source, target = random_crossing(random.Random(seed))
     wanted = {device: brute.elements(target, device) for device in target.mesh.devices}
@@ -366,7 +367,7 @@ def test_what_devices_keep(seed: int):
     assert dict(count_kept(source, target)) == {device: count for device, count in counts.items() if count}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each(range(60))
 def test_overlaps_are_those_of_the_pieces(seed: int):
     source, target = random_crossing(random.Random(seed))
     for one, other in zip(source.dims, target.dims, strict=True):

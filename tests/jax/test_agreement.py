@@ -12,6 +12,7 @@ from jax.errors import JaxRuntimeError  # pyright: ignore[reportUnknownVariableT
 
 from reshard.errors import AgreementError, PlanError
 from reshard.jax.agreement import LIMIT, Agreement, read_time_limit
+from tests.sampling import for_each
 
 
 class Shelf:
@@ -206,7 +207,7 @@ def test_the_time_limit_is_what_the_environment_says(monkeypatch: pytest.MonkeyP
     assert read_time_limit() == 2.5
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each(range(40))
 def test_random_schedules_end_alike_on_all(seed: int):
     """Each round, a random set of processes asks, sometimes for different things; those of one meeting end alike."""
     choose = random.Random(seed)

@@ -131,17 +131,19 @@ def test_topics_that_need_ranks_of_their_own(module: str, topic: str, ranks: int
 
 
 TREES = ["trees.across", "trees.own_readers", "trees.moves_through_views", "trees.shared_ends", "trees.groups"]
+"""All of them in `make sweep`; before, each on two nodes or on one for every rank."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "ranks", "topics"),
     [
-        *((nodes, 4, TREES) for nodes in (2, 4)),
+        (2, 4, [*TREES[::2], "trees.moves", "sparse.moves"]),
+        (4, 4, [TREES[0], *TREES[1::2]]),
         (3, 6, ["trees.across", "trees.models"]),
-        (2, 4, ["trees.moves", "sparse.moves"]),
         (2, 5, ["trees.groups"]),
         pytest.param(3, 3, ["trees.across"], marks=pytest.mark.sweep),
+        *(pytest.param(nodes, 4, TREES, marks=pytest.mark.sweep) for nodes in (2, 4)),
     ],
 )
 def test_trees_on_pretended_nodes(

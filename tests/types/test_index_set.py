@@ -11,6 +11,7 @@ import pytest
 from benchmarks.fuzz_moves import random_changes
 from reshard.errors import PlanError
 from reshard.types.index_set import IndexSet
+from tests.sampling import for_each
 
 
 def as_mask(given: IndexSet) -> np.ndarray:
@@ -22,7 +23,7 @@ def as_mask(given: IndexSet) -> np.ndarray:
     return mask.astype(bool)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@for_each(range(150))
 def test_what_changed_is_what_numpy_says(seed: int):
     choose = random.Random(seed)
     shape = tuple(choose.choice((0, 1, 2, 3, 5, 8)) for _ in range(choose.randint(0, 3)))

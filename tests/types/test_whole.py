@@ -15,6 +15,7 @@ from reshard.errors import NetworkError, PlanError
 from reshard.synth.routes import normal
 from reshard.types import Layout, Mesh
 from reshard.types.whole import MOST, check_deadline, checked_flag, planning_until, primes, whole, written
+from tests.sampling import for_each
 
 
 class Index:
@@ -149,7 +150,7 @@ def test_the_large_primes_are_prime():
     assert all(p % k for p in LARGE[:-1] for k in range(2, isqrt(p) + 1))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_products_of_large_primes(seed: int):
     choose, factors = random.Random(seed), list[int]()
     while prod(factors) < 1 << 40:

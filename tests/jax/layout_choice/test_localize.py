@@ -210,7 +210,7 @@ def assemble(tiles: list[Any], layout: rs.Layout, mesh: JaxMesh) -> np.ndarray:
     return combined.astype(whole.dtype).reshape(layout.shape)
 
 
-def check_program(f: Any, arguments: list[np.ndarray], seed: int, tries: int = 3) -> dict[str, int]:
+def check_program(f: Any, arguments: list[np.ndarray], seed: int, tries: int = 2) -> dict[str, int]:
     """Runs each operation of a program in some random splits; returns how many of each kind were split."""
     rng, noise = random.Random(seed), np.random.default_rng(seed)
     step = trace_step(f, arguments)

@@ -35,6 +35,7 @@ from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, pairs, random_layout
 from tests.lower.to_mpi.elements import Tiles, assert_filled, put, taken
 from tests.oracle import PADDING, tiles_of
+from tests.sampling import for_each
 from tests.view_oracle import cut, random_case
 
 
@@ -125,7 +126,7 @@ def test_replicas_on_one_axis_of_two():
     assert {text: is_unreplicated(Layout.parse(text, mesh)) for text in texts} == texts
 
 
-@pytest.mark.parametrize("seed", range(12))
+@for_each(range(12))
 def test_both_turns_of_a_relay(seed: int) -> None:
     choose = random.Random(seed)
     shape = [choose.choice(SIZES) for _ in range(choose.randint(1, 2))]
@@ -140,7 +141,7 @@ def test_both_turns_of_a_relay(seed: int) -> None:
     assert_filled(target, filled)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@for_each(range(12))
 def test_fetches_through_views(seed: int) -> None:
     case = random_case(random.Random(seed), parts=False, most=60)
     source, target, view = case.move.source, case.move.target, case.move.view
@@ -217,7 +218,7 @@ def test_givers_and_takers_agree(seed: int, nodes: Sequence[int]):
     assert taken_from == given_to
 
 
-@pytest.mark.parametrize("seed", range(12))
+@for_each(range(12))
 def test_copies_on_several_nodes_answer_their_own_node_and_share_the_rest(seed: int):
     """Four to eight copies on two nodes of five devices, asked by devices of these nodes and of a third one."""
     choose = random.Random(seed)

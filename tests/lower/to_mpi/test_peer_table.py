@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.lower.to_mpi import PeerTable
 from tests.lower.to_mpi.elements import places
+from tests.sampling import for_each
 
 SHAPES = [[Block(0, 0, (Axis(2, 1, 3),))], [Block(0, 0, (Axis(2, 5, 4), Axis(3, 1, 1))), Block(13, 20, ())]]
 
@@ -26,7 +26,7 @@ def random_table(choose: random.Random) -> PeerTable:
     return PeerTable.of_blocks(rows)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_joined_rows_copy_what_single_rows_do(seed: int):
     choose = random.Random(seed)
     table, end = random_table(choose), choose.choice(["src", "dst"])

@@ -104,7 +104,7 @@ def test_random_moves(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(711, 713))
 def test_more_random_moves(seed: int, monkeypatch: pytest.MonkeyPatch):
-    check_random_moves(seed, 15, monkeypatch)
+    check_random_moves(seed, 9, monkeypatch)
 
 
 @pytest.mark.parametrize("form", FORMS)

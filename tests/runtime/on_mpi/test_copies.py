@@ -32,6 +32,7 @@ from reshard.runtime.on_mpi.copies.strided_copy import (
     view_block,
     widen_views,
 )
+from tests.sampling import for_each
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int16", "float32", "complex64", "complex128", "S3", "i4,f4,i4"])
@@ -45,7 +46,7 @@ def test_raw_words_have_the_bytes_of_the_elements(dtype: str):
     assert np.shares_memory(words, elements)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each(range(60))
 def test_very_many_short_runs_are_copied_by_index(seed: int):
     """Runs of equal and other lengths, with and without gaps, of one axis or two, in order on neither side, or one."""
     choose = random.Random(seed)
@@ -440,7 +441,7 @@ def elements(copies: list[Block]) -> list[tuple[int, int]]:
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each(range(20))
 def test_the_same_elements_are_copied(seed: int):
     choose = random.Random(seed)
     shapes = [(Axis(2, 24, 64), Axis(3, 8, 8)), (Axis(2, 8, 16),), ()]

@@ -13,6 +13,7 @@ from reshard.errors import LayoutError, MeshError
 from reshard.geometry.detect import read
 from reshard.types import Layout, Mesh
 from tests.oracle import PADDING, tiles_of
+from tests.sampling import for_each
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def test_placements_mean_what_they_do_in_torch(shape: tuple[int, ...]):
             assert_same(*case)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each(range(40))
 def test_units_and_owners_mean_what_they_do_in_flexshard(seed: int):
     choose = random.Random(seed)
     mesh_shape = tuple(choose.choice([1, 2, 3, 4]) for _ in range(choose.randint(1, 3)))

@@ -10,6 +10,7 @@ import pytest
 from reshard.errors import LayoutError
 from reshard.types import Layout
 from tests.oracle import PADDING, tiles_of
+from tests.sampling import for_each
 
 
 def owner(index: int, block: int, source: int, processes: int) -> tuple[int, int]:
@@ -18,7 +19,7 @@ def owner(index: int, block: int, source: int, processes: int) -> tuple[int, int
     return (source + number) % processes, number // processes * block + within
 
 
-@pytest.mark.parametrize("seed", range(30))
+@for_each(range(30))
 def test_every_element_is_where_scalapack_has_it(seed: int):
     choose = random.Random(seed)
     grid = choose.choice([(1, 1), (2, 2), (2, 3), (4, 1), (1, 3), (3, 2)])
