@@ -13,6 +13,7 @@
     transform(program)           a pass on a StableHLO module, before partitioning
     autoshard(f, mesh, *shapes)  which shardings a step should have, and its program, which moves as planned
     LayoutChoice                 what `autoshard` returns: shardings, program, figures, reasons
+    load_step(program, mesh)     a program that `reshard autoshard -o` wrote, as a function
     calibrate()                  measures the links and the speed of the devices, and plans for them from then on
     report(f)(*args)             how XLA moves data in a function's program, and what is lost by that
     show(array)                  prints which device holds what of a live array
@@ -45,6 +46,7 @@ from reshard.jax.jit import strict as strict
 from reshard.jax.layout_choice.autoshard import LayoutChoice as LayoutChoice
 from reshard.jax.layout_choice.autoshard import autoshard as autoshard
 from reshard.jax.layout_choice.calibration import calibrate as calibrate
+from reshard.jax.layout_choice.wrap_module import load_step as load_step
 from reshard.jax.placement import Part as Part
 from reshard.jax.placement import Target as Target
 from reshard.jax.placement import named_targets as named_targets

@@ -6,9 +6,10 @@ The program is compiled unchanged. The report itself is made by `reshard.doctor`
 from __future__ import annotations
 
 import logging
+import os
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import NamedSharding
 from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
+from jaxlib import utils as _jax_utils  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib import xla_client as _xla_client
 
 from reshard.doctor import CompiledMemory, Known, Report, examine
@@ -38,6 +40,7 @@ from reshard.types.whole import whole
 log = logging.getLogger(__name__)
 _xla: Any = _xla_client
 _jaxlib: Any = _jax
+_utils: Any = _jax_utils
 _PARTITIONS = "mhlo.num_partitions"
 _ROWS = 32  # As many as `reshard show` prints.
 
@@ -175,6 +178,18 @@ def compile_module(devices: list[Any], module: Module, fast: bool = False) -> An
         debug.xla_backend_optimization_level, debug.xla_llvm_disable_expensive_passes = 0, True
     ahead = isinstance(client, _jaxlib.CompileOnlyPyClient)
     return (client.compile if ahead else client.compile_and_load)(module, listed, options)
+
+
+@contextmanager
+def hush_compiler() -> Generator[None]:
+    """Keeps XLA's warnings from stderr meanwhile, as of programs that are compiled only to be compared."""
+    own = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")  # what jax itself sets
+    level = int(own) if own.isdecimal() else 0
+    _utils.absl_set_min_log_level(max(2, level))
+    try:
+        yield
+    finally:
+        _utils.absl_set_min_log_level(level)
 
 
 def compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:

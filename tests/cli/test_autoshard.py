@@ -3,9 +3,13 @@
 import ctypes
 import json
 
+import jax
+import numpy as np
 import pytest
 
+import reshard.jax
 from reshard.cli import main
+from reshard.errors import MeshError
 from reshard.synth.choice.linear_program import LinearProgram
 
 PROGRAM = """
@@ -40,6 +44,12 @@ def test_it_writes_a_program_that_receives_what_it_says(call, program, tmp_path)
     assert [each["spec"] for each in told["arguments"]] == ["P(None, 'x')", "P('x', None)"]
     doctor = json.loads(call("doctor", path, "--json")[1])
     assert doctor["received_bytes"] == told["received_bytes"]
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    a, w = (np.random.default_rng(at).random(shape, "float32") for at, shape in enumerate(((64, 512), (512, 64))))
+    [made] = reshard.jax.load_step(path.read_text(), mesh)(a, w)
+    assert np.allclose(made, a @ w) and made.sharding.is_fully_replicated
+    with pytest.raises(MeshError, match="give one of its axes"):
+        reshard.jax.load_step(path.read_text(), jax.make_mesh((2, 4), ("x", "y")))
 
 
 def test_what_the_solver_prints_is_no_part_of_the_json(program, capfd, monkeypatch):

@@ -17,7 +17,7 @@ from reshard.errors import BudgetError, LayoutError, MeshError, NetworkError, Pl
 from reshard.jax.layout_choice import search
 from reshard.jax.layout_choice.compiled_figures import measure_executable
 from reshard.jax.layout_choice.trace_step import read_step_program
-from reshard.jax.program_report import devices_for
+from reshard.jax.program_report import devices_for, hush_compiler
 from reshard.synth.choice import milp
 
 NETWORK = "tpu-v5p"
@@ -340,3 +340,18 @@ def test_functions_of_python_that_a_tpu_would_call_are_refused():
     }"""
     with pytest.raises(ProgramError, match="calls functions of Python"):
         read_step_program(ordered, platform="tpu")
+
+
+def test_warnings_of_programs_to_compare_stay_out_of_the_terminal(mesh, capfd):
+    def rebuild(times):
+        turned = [NamedSharding(mesh, spec) for spec in (P("x", None, "y"), P(None, ("y", "x"), None))]
+
+        def f(x):
+            return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x * times, turned[0]), turned[1])
+
+        jax.jit(f).lower(jax.ShapeDtypeStruct((8, 16, 32), "float32")).compile()
+        return capfd.readouterr().err
+
+    with hush_compiler():
+        assert "full rematerialization" not in rebuild(2)
+    assert "full rematerialization" in rebuild(3)

@@ -31,7 +31,7 @@ from reshard.jax.layout_choice.fixed_specs import FixedSpecs
 from reshard.jax.layout_choice.graph import StepGraph, list_splits_of_spec
 from reshard.jax.layout_choice.op_rules import OpRule
 from reshard.jax.layout_choice.trace_step import TracedStep
-from reshard.jax.program_report import compile_module
+from reshard.jax.program_report import compile_module, hush_compiler
 from reshard.lower.to_stablehlo import Module
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.milp import choose_splits, smallest_budget
@@ -136,8 +136,8 @@ class LayoutSearch:
 
     def compile_program(self, tried: TriedLayouts) -> TriedLayouts:
         """The same with the compiler's figures."""
-        with measure_time(self.spent, "compile"):
-            assert tried.module is not None
+        assert tried.module is not None
+        with measure_time(self.spent, "compile"), hush_compiler():
             executable: Any = compile_module(list(self.jax_mesh.devices.flat), tried.module, fast=True)
         return replace(tried, compiled=measure_executable(executable, self.mesh, self.links))
 

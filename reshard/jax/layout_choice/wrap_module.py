@@ -23,8 +23,9 @@ from jax.interpreters import mlir as _mlir
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard.errors import ProgramError
-from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_given_spec
+from reshard.errors import MeshError, ProgramError
+from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_given_spec, read_step_program
+from reshard.jax.stablehlo_pass.module_pass import read_stablehlo
 from reshard.jax.stablehlo_pass.shardy import SHARDING, read_meshes, value_sharding
 from reshard.lower.to_stablehlo import Module, Operation, ir, paste_operations
 from reshard.runtime.numpy_tiles import numpy_dtype
@@ -86,6 +87,23 @@ def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
         out_shardings=jax.tree.unflatten(step.out_tree, outputs) if whole else outputs,
         donate_argnums=tuple(sorted({step.arguments[at].position for at in step.donated})),
     )
+
+
+def load_step(program: str | bytes, mesh: JaxMesh) -> Any:
+    """The jitted function of a program that `reshard autoshard -o` has written: MLIR text, or a portable artifact.
+
+    It takes the step's arrays one by one, as a tree is flattened, in any shardings, and returns a list; what the step
+    donates it donates. `mesh` has the axes that the shardings were chosen for.
+
+    Raises `MeshError` for a mesh with other axes, and `ProgramError` for what cannot be read.
+    """
+    module = read_stablehlo(program)
+    for theirs in read_meshes(module).values():
+        if [*theirs.axes.items()] != [*dict(mesh.shape).items()]:
+            raise MeshError(
+                f"the program is for the mesh {theirs}, and given is {dict(mesh.shape)}; give one of its axes"
+            )
+    return wrap_module(module, read_step_program(program, platform=mesh.devices.flat[0].platform), mesh)
 
 
 def place_value(mesh: JaxMesh, spec: PartitionSpec | None, value: StepValue) -> NamedSharding | None:
