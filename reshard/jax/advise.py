@@ -1,32 +1,36 @@
-"""Which change of a program's shardings would save bytes: a search that compiles the program with each change.
+"""Which change of a program's shardings would save bytes: looked for by the model of `synth.choice`, and compiled.
 
 The program is StableHLO. Its user's shardings are read by line (`stablehlo_pass.user_shardings`), and each can be
-removed or replaced. What is tried:
+removed or replaced. For the model they are splits that are fixed, and all others are chosen as is best for them:
 
-    constraints    removed; with the sharding that other arrays of the shape or the rank have; over the axes that the
-                   program's data is on, in the first dim; with an axis at another dim, or without it
-    arguments,     the same, and a result like the argument that it updates; only changes that make nothing worse, and
-    results        only where they gain clearly more than a change of a constraint
-    operations     a constraint after one that has none, once nothing else is left
+    costs        how much less the program takes if this sharding alone is free, or all that may be at fault together
+    instead      the split that the model chooses in its place; or none, which leaves it to the compiler
+    measured     the few that cost most, each compiled; the best is made, and the others are measured again with it
 
-Constraints of one line are one candidate: unrolled layers, or the passes of a gradient over one line. The best change
-is made, the others are measured again with it, and so on. In the end, changes without which the rest gains as much
-are left out.
+Constraints of one line are one candidate: unrolled layers, or the passes of a gradient over one line. Arguments and
+results are the caller's as well: at fault is what is unlike others of its shape, and the rest only if nothing else is.
+Compilers do worse than the model: where it finds too little, what is unlike its siblings is compiled as these are; and
+where nothing gains at all, operations are given the shardings that the model has for them.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from reshard import hlo
 from reshard.doctor.advice import REMOVED, Advice, Change, Figures
 from reshard.errors import ProgramError, ReshardError, quoted
+from reshard.jax.layout_choice.graph import build_graph
+from reshard.jax.layout_choice.op_rules import read_op_rules
+from reshard.jax.layout_choice.trace_step import read_step_program
 from reshard.jax.stablehlo_pass.module_pass import name_main, read_stablehlo
 from reshard.jax.stablehlo_pass.shardy import make_compilable, read_meshes
 from reshard.jax.stablehlo_pass.user_shardings import (
@@ -41,25 +45,38 @@ from reshard.jax.stablehlo_pass.user_shardings import (
     format_spec,
     read_operations,
     read_shardings,
+    read_tags,
     share_donations,
+    tag_sites,
 )
 from reshard.jax.xla_pass.fragments import print_module
+from reshard.synth.choice import Access, Assignment, DeviceSpeed, MovePrices, choose_splits
+from reshard.synth.choice.assess import HELD_PART
+from reshard.synth.network import Network
 from reshard.types.whole import whole
 
+log = logging.getLogger(__name__)
 COMPILES, SECONDS = 150, 600.0
 """How many programs a search compiles at most, and for how long it goes on."""
+_SOLVE_SECONDS, _GAP = 10.0, 2e-3
 _LEAST = 0.01  # A change gains at least this share of what the program receives or holds.
-_CLOSE = 0.97  # Gains this close are equal: what is least like its siblings is then changed.
 _TRADED = 0.15  # What gains on one side and loses on the other gains at least this.
-ODD = "odd ends"
+_CLEAR = 0.15  # What gains less may not be what is at fault.
+_WORSE = 2.5  # A program that receives so many times what the model says has something that the model cannot see.
+_SLIGHT = 0.04  # What costs less than this part of all that could be gained is not looked at.
+_GROUPS, _SIBLINGS = 6, 12  # So many groups of shardings and so many changes are compiled at once.
+_RATE = 1e9  # bytes a second; any rate would do, as seconds are shares
+Group = tuple[UserSharding, ...]
 Edits = Mapping[Key, Spec | None]
 
 
 class TriedProgram(NamedTuple):
-    """A compiled program's figures, and its floating-point operations, which replicated work adds to."""
+    """A compiled program's figures, its floating-point operations, which replicated work adds to, and the bytes that
+    these read and write."""
 
     figures: Figures
     flops: float
+    touched_bytes: float
 
     @property
     def held_bytes(self) -> float:
@@ -68,15 +85,10 @@ class TriedProgram(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One change: these shardings become `after`; `prior` is how unlike its siblings what they have is.
+    """One change: these shardings become `after`; None removes them."""
 
-    Those of one `stage` of the search are listed by what they gain, after those of the stages before.
-    """
-
-    sites: tuple[UserSharding, ...]
+    sites: Group
     after: Spec | None
-    prior: float
-    stage: str
 
     @property
     def edits(self) -> dict[Key, Spec | None]:
@@ -87,18 +99,6 @@ class Candidate(NamedTuple):
     def kind(self) -> str:
         """That of its shardings; an argument and its result count as an argument."""
         return self.sites[0].kind
-
-    @property
-    def weight(self) -> float:
-        """What its gain counts for where it is compared with others.
-
-        Who made a mistake meant to split an array and did it unlike the rest. To split it no more at all may gain
-        something too, but is seldom what is wanted, and less so of what is like the rest.
-        """
-        before, after = (sum(map(len, spec or ())) for spec in (self.sites[0].spec, self.after))
-        less = self.after is not None and after < before
-        apart = 1.0 if self.stage in (CONSTRAINTS, ODD) else 0.2  # What is not at fault is left for little.
-        return apart * (0.3 if less and not after else 0.6 if less else 1.0) * (0.7 + 0.3 * min(self.prior, 1.0))
 
 
 @dataclass
@@ -177,6 +177,10 @@ class AdviceSearch:
         figures = measured.figures
         return figures.received_bytes / received + measured.held_bytes / held + 0.5 * measured.flops / work
 
+    def gain_together(self, chosen: Sequence[Candidate]) -> float:
+        """By how much several changes lower the cost."""
+        return self.cost(self.first) - self.cost(self.measure(_join(chosen)) or self.first)
+
     def gain(self, before: TriedProgram, after: TriedProgram | None, kind: str) -> float:
         """By how much a change of such a sharding lowers the cost; 0 if it should not be made."""
         if after is None:
@@ -200,10 +204,11 @@ def _read_figures(executable: Any) -> TriedProgram:
     temp = int(memory.temp_size_in_bytes)
     ends = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     try:
-        flops = float(executable.cost_analysis().get("flops", 0.0))
+        counted = executable.cost_analysis()
+        flops, touched = (float(counted.get(name, 0.0)) for name in ("flops", "bytes accessed"))
     except Exception:  # Not every backend counts them.
-        flops = 0.0
-    return TriedProgram(Figures(received, temp, temp + int(ends)), flops)
+        flops = touched = 0.0
+    return TriedProgram(Figures(received, temp, temp + int(ends)), flops, touched)
 
 
 def advise(
@@ -228,290 +233,210 @@ def advise(
     if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
         raise ReshardError(f"seconds {quoted(seconds)}: give a time above 0")
     search = AdviceSearch(text, compile_it, tries, float(seconds))
-    constraints = _propose(search, _group_constraints(search), CONSTRAINTS)
-    odd, others = _propose_ends(search)
-    chosen = _search_greedily(search, [], constraints, most)
-    # An argument or a result is the caller's as well. It comes first only where it is unlike those beside it, and
-    # where changing it alone gains more than all that can be done inside.
-    if alone := _search_greedily(search, [], odd, most):
-        gained, inside = (search.gain(search.first, search.measure(_join(each)), OUT) for each in (alone, chosen))
-        if gained > inside:
-            chosen = _search_greedily(search, alone, constraints, most)
-    chosen = _search_greedily(search, chosen, odd, most)
-    chosen = _search_greedily(search, chosen, others, most)
-    if not chosen:
-        chosen = _search_greedily(search, chosen, _propose_additions(search), 2)
-    return _measure_chosen(search, _drop_needless(search, chosen)[:most])
+    suspects, usual = _group_sites(search)
+    model: ShardingModel | None = None
+    try:
+        model = ShardingModel(search)
+    except Exception:  # A model only says where to look first: a program that it cannot read is searched all the same.
+        log.debug("no model of the program", exc_info=True)
+    chosen = _take_best(search, [], _propose_by_model(search, model, suspects), most)
+    if search.gain_together(chosen) < _CLEAR:
+        chosen = _take_best(search, [], [*chosen, *_propose_by_siblings(search, suspects)], most)
+    elif model is not None and model.misses(search.measure(_join(chosen)), chosen):
+        chosen = _take_best(search, chosen, _propose_by_siblings(search, suspects), most)
+    chosen = chosen or _take_best(search, [], _propose_by_model(search, model, usual), most)
+    chosen = chosen or _take_best(search, [], _propose_additions(search, model), min(most, 2))
+    changes: list[Change] = []
+    for at, one in enumerate(chosen):
+        after = search.measure(_join(chosen[: at + 1])) or search.first
+        changes.append(_describe(one, after.figures))
+    return Advice(tuple(changes), search.first.figures, search.tried, search.failed, search.stopped)
 
 
-# ---- what may be changed into what -----------------------------------------------------------------
+# ---- what may be at fault --------------------------------------------------------------------------
 
 
-def _fits(search: AdviceSearch, spec: Spec, shape: Sequence[int], mesh: str) -> bool:
-    """Whether every dim splits evenly over its axes, and no axis stands twice."""
-    sizes = search.axes.get(mesh, {})
-    names = [axis for axes in spec for axis in axes]
-    if len(spec) != len(shape) or len(set(names)) < len(names) or any(name not in sizes for name in names):
-        return False
-    for size, axes in zip(shape, spec, strict=True):
-        for axis in axes:
-            if size % sizes[axis]:
-                return False
-            size //= sizes[axis]
-    return True
-
-
-def _find_data_axes(search: AdviceSearch) -> tuple[str, ...]:
-    """The axes that the program's data is on: what the first dim of most constraints and arguments is split over."""
-    counts: Counter[tuple[str, ...]] = Counter()
-    for _, spec in {(one.line, one.spec) for one in search.sites if one.spec and one.kind != OUT}:
-        if spec and spec[0] and "?" not in spec[0]:
-            counts[spec[0]] += 1
-    constrained = Counter(
-        one.spec[0] for one in search.sites if one.kind == CONSTRAINTS and one.spec and one.spec[0] not in ((), ("?",))
+def _group_sites(search: AdviceSearch) -> tuple[list[Group], list[Group]]:
+    """The shardings that are changed together, those least like others of their rank first; and apart from these the
+    arguments and results that are like most others of their shape."""
+    alike: Counter[tuple[bool, int, Spec | None]] = Counter()
+    shares: dict[tuple[int, ...], Counter[Spec | None]] = defaultdict(Counter)
+    for kind, _, shape, spec in {(one.kind, one.line, one.shape, one.spec) for one in search.sites}:
+        alike[kind == CONSTRAINTS, len(shape), spec] += 1
+        shares[shape][spec] += kind != CONSTRAINTS and spec is not None
+    suspects: dict[tuple[object, ...], list[UserSharding]] = defaultdict(list)
+    usual: dict[tuple[object, ...], list[UserSharding]] = defaultdict(list)
+    for one in search.sites:
+        counts = shares[one.shape]
+        if one.kind == CONSTRAINTS:
+            suspects[one.line, one.spec, len(one.shape)].append(one)
+        elif one.spec is not None and all(counts[each] < counts[one.spec] for each in counts if each != one.spec):
+            usual[one.shape, one.spec].append(one)
+        elif one.spec is not None:
+            # By the last key of its path an argument is known in each layer, and so is the result that it becomes.
+            suspects[*re.findall(r"\[[^\]]*\]|\.\w+", one.line)[-1:], one.shape, one.spec].append(one)
+    groups = sorted(
+        map(tuple, suspects.values()),
+        key=lambda group: alike[group[0].kind == CONSTRAINTS, len(group[0].shape), group[0].spec],
     )
-    counts.update(constrained)
-    return counts.most_common(1)[0][0] if counts else ()
+    return groups, list(map(tuple, usual.values()))
 
 
-def _list_alternatives(search: AdviceSearch, site: UserSharding) -> list[Spec]:
-    """The shardings to try in the place of one, the likeliest first."""
-    shape, own, rank = site.shape, site.spec, len(site.shape)
-    alike: Counter[Spec] = Counter()
-    for one in {(each.line, each.spec, each.shape) for each in search.sites}:
-        if one[1] is not None and len(one[2]) == rank:
-            alike[one[1]] += 100 if one[2] == shape else 1
-    listed = [spec for spec, _ in alike.most_common()]
-    data = _find_data_axes(search)
-    others = tuple(axis for axis in search.axes.get(site.mesh or next(iter(search.axes), ""), {}) if axis not in data)
-    nothing: Spec = ((),) * rank
-    expert: list[Spec] = []
-    if data and site.kind in (CONSTRAINTS, OPERATION):
-        expert.append((data, *nothing[1:]))
-        if rank > 1:
-            expert += [(data, *nothing[1:-1], others[:1])] if others else []
-        if rank > 2:  # A loop's or a microbatch's dim comes first.
-            expert.append(((), data, *nothing[2:]))
-    moved: list[Spec] = []
-    for at, axes in enumerate(own or ()):
-        if axes and "?" not in axes:
-            rest = (*(own or ())[:at], (), *(own or ())[at + 1 :])
-            moved += [(*rest[:to], axes, *rest[to + 1 :]) for to in range(rank) if to != at and not rest[to]]
-            moved.append(rest)
-    every = dict.fromkeys([*listed[:4], *expert, *moved, *listed[4:8]])
-    mesh = search.meshes[site.key]
-    return [spec for spec in every if spec != own and _fits(search, spec, shape, mesh)]
+class ShardingModel:
+    """The program as a `Problem` of `synth.choice`, in which each of the user's shardings is fixed or free.
 
+    Its costs are shares of what the program receives, holds and computes, as those of `AdviceSearch.cost` are.
+    """
 
-def _rate_oddness(search: AdviceSearch, group: Sequence[UserSharding]) -> float:
-    """How unlike those of other arrays of its rank a sharding is, from 0 to 1; arrays of its shape count most."""
-    site = group[0]
-    weights: Counter[Spec | None] = Counter()
-    for _, spec, shape in {(one.line, one.spec, one.shape) for one in search.sites if one.kind == site.kind}:
-        if len(shape) == len(site.shape) and spec is not None:
-            weights[spec] += 3 if shape == site.shape else 1
-    total = sum(weights.values())
-    odd = 1 - weights[site.spec] / total if total else 0.5
-    data = _find_data_axes(search)
-    if site.kind == CONSTRAINTS and site.spec is not None and data and site.spec[0] != data:
-        odd += 0.25
-    return odd
+    def __init__(self, search: AdviceSearch) -> None:
+        module = search.read_module()
+        tag_sites(module)
+        step = read_step_program(module.operation.get_asm(enable_debug_info=True))
+        symbol, _ = Counter(search.meshes.values()).most_common(1)[0]
+        mesh = read_meshes(module)[symbol]
+        given, returned = (
+            {at: value.given for at, value in enumerate(values) if value.given is not None}
+            for values in (step.arguments, step.results)
+        )
+        graph = build_graph(step, read_op_rules(step), mesh, given, returned)
+        self.views: dict[Key, list[tuple[int, Access]]] = defaultdict(list)
+        for kind, views in zip((IN, OUT), graph.ends, strict=True):
+            for at, view in enumerate(views):
+                self.views[kind, at] += [] if view is None else [view]
+        for at, key in read_tags(step.ops).items():
+            # A function that is called twice has each of its constraints twice.
+            view = graph.views[at][1][0] if at in graph.views else None
+            self.views[key] += [] if view is None else [view]
+        received, held, work = search.scales
+        # Where all that the program receives takes one second, its arithmetic takes half of one, as do the bytes that
+        # it reads and writes, which stand for temporaries; a byte of arguments takes what it adds to the bytes held.
+        self.unit = received / _RATE
+        memory = max(search.first.touched_bytes, 1.0) / (0.5 * self.unit)
+        self.speed = DeviceSpeed("shares", {"f32": work / (0.5 * self.unit)}, memory)
+        scale = 1.5 * self.unit / held * memory / HELD_PART
+        nodes = tuple(replace(node, held_bytes=scale * node.held_bytes) for node in graph.problem.nodes)
+        self.problem = replace(graph.problem, nodes=nodes)
+        self.prices = MovePrices(mesh, Network.uniform(0.0, _RATE))
+        self.known: dict[frozenset[Key], Assignment] = {}
+        self.solve(())
 
+    def solve(self, free: Iterable[Key]) -> Assignment:
+        """The best choice of everything that the user did not give, and of the shardings that are free."""
+        keys = frozenset(free)
+        if keys not in self.known:
+            opened = {node for key in keys for node, _ in self.views[key]}
+            nodes = [replace(each, only=None) if at in opened else each for at, each in enumerate(self.problem.nodes)]
+            # What looked alike with all shardings fixed is no longer so where one is free.
+            nodes = [replace(each, tie=each.tie and f"{each.tie} {each.only}") for each in nodes]
+            problem = replace(self.problem, nodes=tuple(nodes))
+            self.known[keys] = choose_splits(problem, self.prices, self.speed, time_limit=_SOLVE_SECONDS, gap=_GAP)
+        return self.known[keys]
 
-def _group_constraints(search: AdviceSearch) -> list[tuple[UserSharding, ...]]:
-    """The constraints that are changed together: those of one line, sharding and shape; of one line with one sharding;
-    and, of several lines, those of one odd sharding and shape."""
-    sites = [one for one in search.sites if one.kind == CONSTRAINTS]
-    groups: dict[tuple[object, ...], list[UserSharding]] = defaultdict(list)
-    for one in sites:
-        groups[one.line, one.spec, one.shape].append(one)
-        groups[one.line, one.spec].append(one)
-        groups[one.spec, one.shape, "lines"].append(one)
-    unique = {tuple(one.key for one in group): tuple(group) for group in groups.values()}
-    return list(unique.values())
+    def cost(self, groups: Iterable[Group]) -> float:
+        """What the program takes with these shardings free."""
+        return self.solve(site.key for group in groups for site in group).seconds / self.unit
 
+    def misses(self, measured: TriedProgram | None, chosen: Sequence[Candidate]) -> bool:
+        """Whether the compiled program with these changes receives far more than it would have to."""
+        return measured is None or measured.figures.received_bytes > _WORSE * self.solve(_join(chosen)).received_bytes
 
-def _propose(search: AdviceSearch, groups: Iterable[Sequence[UserSharding]], stage: str) -> list[list[Candidate]]:
-    """The changes of each group, in rounds: the likeliest of every group, then the next, and so on."""
-    removable = stage == CONSTRAINTS
-    rounds: dict[int, list[Candidate]] = defaultdict(list)
-    for group in groups:
-        odd, site = _rate_oddness(search, group), max(group, key=lambda one: one.nbytes)
-        lines = len({one.line for one in group}) if removable else 1  # Arguments have names instead.
-        if lines > 1 and (odd < 0.5 or lines > 4):
-            continue  # One line is a smaller change than several.
-        odd -= 0.3 * (lines > 1)
-        specs: list[Spec | None] = [None] if removable else []
-        specs += _list_alternatives(search, site) if len({len(one.shape) for one in group}) == 1 else []
-        specs = [
-            spec
-            for spec in specs
-            if spec is None or all(_fits(search, spec, one.shape, search.meshes[one.key]) for one in group)
-        ]
-        for at, spec in enumerate(specs[: 2 if lines > 1 else 6]):
-            rounds[min(at // 2, 2) + 3 * (lines > 1)].append(Candidate(tuple(group), spec, odd, stage))
-    return [sorted(rounds[at], key=lambda one: -one.prior) for at in sorted(rounds)]
+    def spell(self, chosen: Assignment, key: Key) -> Spec | None:
+        """How an assignment splits an array of the user's; None if the model does not know it."""
+        for node, access in self.views[key]:
+            return tuple(tuple(name for factor in dim for name in chosen.splits[node][factor]) for dim in access.dims)
+        return None
 
 
 # ---- the search ------------------------------------------------------------------------------------
 
 
-def _join(chosen: Iterable[Candidate]) -> dict[Key, Spec | None]:
-    """The edits of several changes."""
-    return {key: spec for one in chosen for key, spec in one.edits.items()}
+def _propose_by_model(search: AdviceSearch, model: ShardingModel | None, groups: Sequence[Group]) -> list[Candidate]:
+    """The changes of those that cost most by the model."""
+    if model is None or (gain := model.cost(()) - model.cost(groups)) < _LEAST:
+        return []
+    given, least = model.cost(()), max(_LEAST, _SLIGHT * gain)
+    alone = {group: given - model.cost([group]) for group in groups if not search.spent}
+    free = {group: [group] for group in alone if alone[group] > least}
+    if given - model.cost(free) < gain / 2:
+        # Of two that force the same move none gains alone. All are freed, and as many as cost nothing then put back.
+        left = list(groups)
+        for group in sorted(groups, key=lambda group: alone.get(group, 0.0)):
+            rest = [other for other in left if other is not group]
+            if group not in free and not search.spent and given - model.cost(rest) > gain - least:
+                left = rest
+        free |= {group: left for group in left if group not in free}
+    candidates: list[Candidate] = []
+    for group in sorted(free, key=lambda group: -alone.get(group, 0.0))[:_GROUPS]:
+        chosen = model.solve(site.key for each in free[group] for site in each)
+        # One line may constrain arrays of several shapes, each of which is split otherwise.
+        instead: dict[Spec | None, list[UserSharding]] = defaultdict(list)
+        for site in group:
+            instead[model.spell(chosen, site.key)].append(site)
+        candidates += _propose_by_siblings(search, [group])
+        candidates += [Candidate(tuple(s), spec) for spec, s in instead.items() if spec not in (None, group[0].spec)]
+    return list(dict.fromkeys(candidates))
 
 
-def _search_greedily(
-    search: AdviceSearch, chosen: list[Candidate], rounds: Sequence[Sequence[Candidate]], most: int
+def _propose_by_siblings(search: AdviceSearch, groups: Sequence[Group]) -> list[Candidate]:
+    """Changes without any model: removed, or with the sharding that most arrays of the shape or the rank have."""
+    candidates: list[Candidate] = []
+    for group in groups:
+        sizes, counts = search.axes.get(search.meshes[group[0].key], {}), Counter[Spec]()
+        for spec, shape in ((other.spec, other.shape) for other in search.sites if other.spec != group[0].spec):
+            pieces = [math.prod(sizes.get(axis, 0) for axis in axes) for axes in spec or ()]
+            # Every dim splits evenly, and none is open.
+            fits = [c and not n % c for one in group for n, c in zip(one.shape, pieces, strict=False)]
+            if spec is not None and len(pieces) == len(shape) == len(group[0].shape) and all(fits):
+                counts[spec] += 100 if shape == group[0].shape else 1
+        # An argument without any sharding would be split as the compiler likes.
+        candidates += [Candidate(group, None)] if all(site.kind != IN for site in group) else []
+        candidates += [Candidate(group, spec) for spec, _ in counts.most_common(1)]
+    return candidates[:_SIBLINGS]
+
+
+def _propose_additions(search: AdviceSearch, model: ShardingModel | None) -> list[Candidate]:
+    """Constraints after operations that have none, on the largest arrays of the program, as the model splits them."""
+    groups: dict[tuple[object, ...], list[UserSharding]] = defaultdict(list)
+    for one in search.operations if model is not None else ():
+        if one.nbytes >= search.first.figures.peak_bytes / 50:
+            groups[one.line, one.shape].append(one)
+    large = sorted(map(tuple, groups.values()), key=lambda group: -group[0].nbytes)[:8]
+    specs = [None if model is None else model.spell(model.solve(()), group[0].key) for group in large]
+    return [Candidate(group, spec) for group, spec in zip(large, specs, strict=True) if spec is not None]
+
+
+def _take_best(
+    search: AdviceSearch, chosen: Sequence[Candidate], candidates: Sequence[Candidate], most: int
 ) -> list[Candidate]:
-    """Takes the best change of a round, then the next best with it, until none gains; then goes on to the next round.
+    """What is chosen, and the best change with it, then the next best, until none gains; those without which the others
+    gain as much are left out.
 
     A gain rarely grows by another change, so what gained most before is measured first, and what gained less than the
-    best of these is not. In the end the first round is tried once more: of two constraints that force the same move
-    only both together may save it.
+    best of these is not.
     """
-    gains: dict[Candidate, float] = {}
-    indifferent: Counter[tuple[Key, ...]] = Counter()
-    count = len(chosen)
-    for number, candidates in enumerate([*rounds, *rounds[:1]]):
-        last = number == len(rounds)
-        if last and len(chosen) == count:
+    chosen = list(chosen)
+    gains = dict.fromkeys(candidates, math.inf)
+    while len(chosen) < most:
+        edits, best = _join(chosen), (_LEAST, None)
+        before = search.measure(edits) or search.first
+        for one in sorted(gains, key=lambda one: -gains[one]):
+            if gains[one] <= best[0] or set(one.edits) & set(edits) or search.spent:
+                continue
+            gains[one] = search.gain(before, search.measure({**edits, **one.edits}), one.kind)
+            best = max(best, (gains[one], one), key=lambda pair: pair[0])
+        if best[1] is None:
             break
-        before = search.measure(_join(chosen)) or search.first
-        for one in candidates:
-            if search.spent or set(one.edits) & set(_join(chosen)):
-                continue
-            if indifferent[tuple(one.edits)] >= 2 and not last:
-                continue  # Two other shardings changed nothing here.
-            after = search.measure({**_join(chosen), **one.edits})
-            gains[one] = one.weight * search.gain(before, after, one.kind)
-            same = after is None or abs(search.cost(before) - search.cost(after)) < _LEAST / 4
-            indifferent[tuple(one.edits)] += same
-        while len(chosen) < most and (taken := _take_best(search, chosen, gains)):
-            chosen = [*chosen, *_split_lines(taken)]
-    return _refine(search, chosen, count, [one for each in rounds for one in each])
-
-
-def _take_best(search: AdviceSearch, chosen: Sequence[Candidate], gains: dict[Candidate, float]) -> Candidate | None:
-    """The change that gains most with those chosen, of those that gained before; None if none does."""
-    edits = _join(chosen)
-    before = search.measure(edits) or search.first
-    left = sorted((one for one in gains if gains[one] >= _LEAST), key=lambda one: -gains[one])
-    best = 0.0
-    now: dict[Candidate, float] = {}
-    for one in left:
-        if set(one.edits) & set(edits) or gains[one] < _CLOSE * best:
-            continue
-        if search.spent and frozenset({**search.derived, **edits, **one.edits}.items()) not in search.known:
-            continue
-        now[one] = one.weight * search.gain(before, search.measure({**edits, **one.edits}), one.kind)
-        best = max(best, now[one])
-    gains |= now
-    close = [one for one, gain in now.items() if gain >= max(_CLOSE * best, _LEAST)]
-    return max(close, key=lambda one: (one.prior, now[one]), default=None)
-
-
-def _refine(search: AdviceSearch, chosen: list[Candidate], start: int, every: Sequence[Candidate]) -> list[Candidate]:
-    """The changes, each with the best of the shardings that can be tried at its place, with the others."""
-    for at in range(start, len(chosen)):
-        one = chosen[at]
-        for other in every:
-            if other.sites != one.sites or other.after == one.after or search.spent:
-                continue
-            tried = [*chosen[:at], other, *chosen[at + 1 :]]
-            before = search.measure(_join(chosen))
-            if before is not None and search.gain(before, search.measure(_join(tried)), one.kind) > 2 * _LEAST:
-                chosen = tried
-    return chosen
-
-
-def _split_lines(candidate: Candidate) -> list[Candidate]:
-    """A change of several lines as one for each."""
-    lines: dict[str, list[UserSharding]] = defaultdict(list)
-    for site in candidate.sites:
-        lines[site.line].append(site)
-    if candidate.kind in (IN, OUT):
-        return [candidate]
-    return [candidate._replace(sites=tuple(group)) for group in lines.values()]
-
-
-def _propose_ends(search: AdviceSearch) -> tuple[list[list[Candidate]], list[list[Candidate]]]:
-    """Changes of arguments and results: of one, of those that differ by a number in their name, of an argument
-    together with the result that takes its place, and of all that are split alike. Those of ends that are unlike others
-    of their shape come first, apart from the rest."""
-    least = search.first.figures.peak_bytes / 200
-    ends = [one for one in search.sites if one.kind in (IN, OUT) and one.spec is not None]
-    names = {one.key: re.sub(r"\d+", "*", one.line) for one in ends}
-    total = Counter((one.kind, names[one.key], one.shape, one.spec) for one in ends)
-    shares: dict[tuple[int, ...], Counter[Spec | None]] = defaultdict(Counter)
-    groups: dict[tuple[object, ...], list[UserSharding]] = defaultdict(list)
-    for one in ends:
-        shares[one.shape][one.spec] += 1
-        if one.nbytes * total[one.kind, names[one.key], one.shape, one.spec] >= least:
-            groups[one.kind, names[one.key], one.shape, one.spec].append(one)
-            groups[one.shape, one.spec].append(one)
-            # The last key of a path, by which an argument and its result are known.
-            groups[(*re.findall(r"\[[^\]]*\]|\.\w+", names[one.key])[-1:], one.shape, one.spec)].append(one)
-    unique = list({tuple(one.key for one in group): tuple(group) for group in groups.values()}.values())
-
-    usual = {
-        (shape, spec)
-        for shape, counts in shares.items()
-        for spec, count in counts.items()
-        if all(other == spec or less < count for other, less in counts.items())
-    }
-    odd, others = (
-        [one for one in unique if ((one[0].shape, one[0].spec) in usual) is is_usual] for is_usual in (False, True)
-    )
-    free = [Candidate(group, None, 0.0, ODD) for group in odd if all(one.kind == OUT for one in group)]
-    return [*_propose(search, odd, ODD), free], _propose(search, others, "ends")[:1]
-
-
-def _propose_additions(search: AdviceSearch) -> list[list[Candidate]]:
-    """Constraints after operations that have none, on the largest arrays of the program."""
-    groups: dict[tuple[object, ...], list[UserSharding]] = defaultdict(list)
-    for one in search.operations:
-        groups[one.line, one.shape].append(one)
-    least = search.first.figures.peak_bytes / 50
-    large = sorted(groups.values(), key=lambda group: -group[0].nbytes)[:8]
-    return [
-        [
-            Candidate(tuple(group), spec, 0.0, OPERATION)
-            for group in large
-            if group[0].nbytes >= least
-            for spec in _list_alternatives(search, group[0])[:3]
-        ]
-    ]
-
-
-def _drop_needless(search: AdviceSearch, chosen: list[Candidate]) -> list[Candidate]:
-    """The changes without which the others gain less; the last ones are asked first."""
-    for one in reversed(chosen) if len(chosen) > 1 else ():
+        chosen.append(best[1])
+    for one in reversed(chosen[1:]):
         rest = [other for other in chosen if other is not one]
-        whole_cost, without = search.measure(_join(chosen)), search.measure(_join(rest))
-        if whole_cost and without and search.cost(without) - search.cost(whole_cost) < _LEAST / 2:
+        if search.gain_together(chosen) - search.gain_together(rest) < _LEAST / 2:
             chosen = rest
     return chosen
 
 
-def _measure_chosen(search: AdviceSearch, chosen: Sequence[Candidate]) -> Advice:
-    """The changes in the order of the search's stages, of each stage the one that gains most first."""
-    edits: dict[Key, Spec | None] = {}
-    changes: list[Change] = []
-    left, before = list(chosen), search.first
-    while left:
-        alike = [one for one in left if one.stage == left[0].stage]
-        measured = [(search.measure({**edits, **one.edits}), one) for one in alike]
-        gains = [
-            (float("-inf") if after is None else one.weight * (search.cost(before) - search.cost(after)), -at)
-            for at, (after, one) in enumerate(measured)
-        ]
-        after, one = measured[-max(gains)[1]]
-        before = after or before
-        left.remove(one)
-        edits |= one.edits
-        changes.append(_describe(one, before.figures))
-    return Advice(tuple(changes), search.first.figures, search.tried, search.failed, search.stopped)
+def _join(chosen: Iterable[Candidate]) -> dict[Key, Spec | None]:
+    """The edits of several changes."""
+    return {key: spec for one in chosen for key, spec in one.edits.items()}
 
 
 def _describe(candidate: Candidate, figures: Figures) -> Change:

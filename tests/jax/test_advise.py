@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import cache
 
 import jax
@@ -13,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard.doctor import Advice, examine
-from reshard.errors import ReshardError
+from reshard.errors import ProgramError, ReshardError
 from reshard.jax.program_report import report_program
 from reshard.jax.stablehlo_pass.user_shardings import format_spec, read_shardings
 from tests.jax.planted import PLANTED, make_mesh, shaped
@@ -55,7 +56,7 @@ def test_the_line_first_and_as_good_as_repaired():
 
 OTHERS = sorted(set(BY_NAME) - {"argument"})
 SLOW = ["expert_tokens", "channels_split"]
-"""Those whose search takes a few seconds; it takes up to a minute for each of the rest."""
+"""Those whose search takes two seconds; it takes up to a minute for the rest."""
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,40 @@ def test_a_failed_try_is_one_failed_candidate():
     advice = report.adviser.func(report.adviser.args[0], fail_later, compiles=6)
     assert advice == Advice((), advice.start, advice.compiles, advice.compiles - 1, advice.stopped)
     assert advice.failed > 1
+
+
+def report_chain():
+    """Five products, one of which is split unlike the others."""
+    mesh = make_mesh(("x", 8))
+
+    def put(x, *spec):
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+    def step(x, w):
+        h = put(x @ w, "x")
+        h = put(h @ w, "x")
+        h = put(h @ w, None, "x")
+        h = put(h @ w, "x")
+        return put(h @ w, "x")
+
+    return reshard.jax.report(step)(shaped(mesh, (512, 64), "x", None), shaped(mesh, (64, 64)))
+
+
+def test_the_model_says_what_to_compile():
+    """Of five lines that could be at fault one is tried: as it is, removed, and like the others."""
+    advice = report_chain().advise()
+    [change] = advice.changes
+    assert change.before == "P(None, 'x')" and change.received_bytes == 0 and advice.compiles == 3
+
+
+def test_what_the_model_cannot_read_is_searched_all_the_same(monkeypatch):
+    def refuse(*_):
+        raise ProgramError("no")
+
+    monkeypatch.setattr(sys.modules[report_chain().adviser.func.__module__], "build_graph", refuse)
+    advice = report_chain().advise()
+    [change] = advice.changes
+    assert change.before == "P(None, 'x')" and change.received_bytes == 0 and 3 < advice.compiles < 15
 
 
 def test_the_limits():

@@ -36,6 +36,7 @@ Spec = tuple[tuple[str, ...], ...]
 Key = tuple[str, int]
 """A sharding of a module: its kind, and which of that kind, in the module's order."""
 _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
+_TAG = "reshard.site"
 _LARGE = ("dot_general", "convolution", "gather", "scatter", "reshape", "concatenate", "dynamic_update_slice")
 _NO_WORK = ("stablehlo.constant", "func.func", "func.return", "sdy.mesh", CONSTRAINT)
 
@@ -164,6 +165,23 @@ def edit_shardings(module: Module, edits: Mapping[Key, Spec | None], meshes: Map
                 op.erase()
             else:
                 op.attributes["sharding"] = made
+
+
+def tag_sites(module: Module) -> None:
+    """Writes the keys of constraints and large operations on them, in place, so that they are known in another form."""
+    with module.context:
+        for kind, ops in (
+            (CONSTRAINTS, [op for op in list_operations(module.operation) if op.name == CONSTRAINT]),
+            (OPERATION, _list_large(module)),
+        ):
+            for number, op in enumerate(ops):
+                op.attributes[_TAG] = ir.StringAttr.get(f"{kind} {number}")
+
+
+def read_tags(ops: Sequence[Operation]) -> dict[int, Key]:
+    """The keys that `tag_sites` wrote, by the places of operations."""
+    tags = {at: op.attributes[_TAG].value.split() for at, op in enumerate(ops) if _TAG in op.attributes}
+    return {at: (kind, int(number)) for at, (kind, number) in tags.items()}
 
 
 def read_operations(module: Module) -> list[UserSharding]:
