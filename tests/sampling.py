@@ -29,8 +29,8 @@ def sampled_by_name(values: Sequence[Any], *fast: str, rest: pytest.MarkDecorato
 
 
 def few_or_all(few: int, every: int) -> list[Any]:
-    """How many random cases one test looks at, as parameters: a few always, all of them in a full run."""
-    return [few, pytest.param(every, marks=pytest.mark.slow)]
+    """How many random cases one test looks at, as parameters: a few always, all of them in a sweep."""
+    return [few, pytest.param(every, marks=pytest.mark.sweep)]
 
 
 def for_each(cases: Iterable[Any]) -> Callable[[Callable[[Any], None]], Callable[[], None]]:

@@ -142,7 +142,7 @@ def figures(kind: str, one: Layout, other: Layout) -> tuple[int, int, int] | Non
     ("mesh", "shape", "partial"),
     [
         pytest.param(FOUR, (4, 4), False, marks=pytest.mark.slow),
-        pytest.param(SIX, (6, 6), False, marks=pytest.mark.slow),
+        pytest.param(SIX, (6, 6), False, marks=pytest.mark.sweep),
         (SIX, (12,), False),
         (FOUR, (4,), True),
         (SIX, (6,), True),
@@ -523,8 +523,8 @@ def test_options_are_checked_whether_a_search_follows_or_not():
 
 @pytest.mark.slow
 def test_a_search_that_is_too_large_is_not_started():
-    mesh = Mesh(dcn=64, x=16, y=32, z=32)
-    source, target = "bf16[{dcn}{x}{y}64, {z}128]", "bf16[{z}{y}2048, {dcn}{x}4]"
+    mesh = Mesh(dcn=4, x=16, y=32, z=32)
+    source, target = "bf16[{dcn}{x}{y}64, {z}128]", "bf16[{z}{y}128, {dcn}{x}64]"
     verdict = fewest(rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh)))
     assert "too large" in verdict.statement
 

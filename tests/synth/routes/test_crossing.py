@@ -60,6 +60,7 @@ def test_a_budget_is_met_from_the_floor_on(seed: int):
 
 
 @pytest.mark.slow
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.parametrize("part", range(4))
 def test_the_busiest_device_is_within_a_tenth_of_a_linear_program_that_forwards(part: int):
     """In whole elements: the program is a flow, so its optimum there is the one in fractions, rounded up."""
