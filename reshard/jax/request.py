@@ -30,7 +30,7 @@ from reshard.geometry.remesh import one_set
 from reshard.jax import compiled_forms, placement
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
-from reshard.runtime.platform_network import choose_network, find_calibration, plan_within_fewest
+from reshard.runtime.platform_network import find_calibration, name_network, plan_within_fewest
 from reshard.synth import Network, cost
 from reshard.synth.network import PRESETS
 from reshard.synth.options import MEASURED, PlanOptions, read_network
@@ -284,7 +284,7 @@ def platform_network(kind: str) -> Network | None:
     >>> str(platform_network("TPU v5 lite")), str(platform_network("NVIDIA H100 80GB HBM3")), platform_network("cpu")
     ('tpu-v5e', 'h100', None)
     """
-    chosen = choose_network(None)
+    chosen = name_network(None)
     if chosen is not None:
         return read_network(chosen)
     # Processes must plan alike, and each has files of its own.

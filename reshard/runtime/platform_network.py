@@ -25,7 +25,7 @@ from reshard.errors import NetworkError, ReshardError, quoted
 from reshard.synth import Network
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.network import PRESETS
-from reshard.synth.options import PlanOptions, read_network
+from reshard.synth.options import PlanOptions
 
 P = TypeVar("P")
 
@@ -45,7 +45,11 @@ class Calibration(NamedTuple):
 def store_calibration(kind: str, measured: Calibration) -> Path:
     """Keeps what was measured of devices of a kind for later processes of the user on this machine."""
     path = _place_calibration(kind, os.environ.get(CACHE))
-    both = {name: each and json.loads(each.to_json()) for name, each in measured._asdict().items()}
+    network, speed = measured
+    both = {
+        "network": json.loads(network.to_json()),
+        "speed": speed and {**speed.__dict__, "flops": dict(speed.flops)},
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: other processes may read it now.
@@ -76,11 +80,11 @@ def _read_calibration(kind: str, folder: str | None) -> Calibration | None:
     path = _place_calibration(kind, folder)
     try:
         both = json.loads(path.read_text(encoding="utf-8"))
-        network, speed = (json.dumps(both[name]) for name in Calibration._fields)
-        return Calibration(Network.from_json(network), None if speed == "null" else DeviceSpeed.from_json(speed))
+        speed = both["speed"]
+        return Calibration(Network.from_json(json.dumps(both["network"])), speed and DeviceSpeed(**speed))
     except OSError:
         return None
-    except (ReshardError, ValueError, KeyError, TypeError) as error:
+    except (ReshardError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NetworkError(f"{quoted(str(path))} is damaged ({error}); delete it, or calibrate again") from None
 
 
@@ -108,47 +112,34 @@ def plan_within_fewest(options: PlanOptions, find: Callable[[PlanOptions], P], n
     return found if needs(found) <= needs(fewest) else fewest
 
 
-def choose_network(given: Network | str | None) -> Network | str | None:
-    """What a caller gives, else what the environment names, not loaded yet; None if neither does.
+def name_network(given: Network | str | None) -> Network | str | None:
+    """What a caller gives, else what the environment names; None if neither does. A file that is named is read once,
+    and again when it has changed: reading takes longer than a small move.
 
-    >>> choose_network("h100")
+    >>> name_network("h100")
     'h100'
     """
-    return os.environ.get(VARIABLE) or None if given is None else given
-
-
-def spell_network(given: Network | str | None) -> str:
-    """A network as ranks compare it: the name of a preset, else all figures, those of a file included.
-
-    So two networks with the same name differ if their figures do. Anything else is quoted.
-
-    >>> spell_network("h100") == spell_network(Network.preset("h100")) == "h100"
-    True
-    >>> one, other = (spell_network(Network.of({"x": (1e-6, bandwidth)}, "lab")) for bandwidth in (9e10, 8e10))
-    >>> one == other
-    False
-    """
+    named = os.environ.get(VARIABLE) or None if given is None else given
+    if not isinstance(named, str) or named == "none" or named in PRESETS:
+        return named
     try:
-        network = read_network(load_once(given))
-        return network.name if network is not None and PRESETS.get(network.name) == network else repr(network)
-    except (ReshardError, OSError, ValueError):  # The call says what is wrong, on all ranks.
-        return quoted(given)
-
-
-def load_once(given: Network | str | None) -> Network | str | None:
-    """What a caller gives, with the network in the place of a file's name: reading it takes longer than a small move.
-
-    A file is read again when it has changed.
-    """
-    if not isinstance(given, str) or given == "none" or given in PRESETS:
-        return given
-    try:
-        status = os.stat(given)
+        status = os.stat(named)
     except (OSError, ValueError):  # Whoever reads it says what is wrong.
-        return given
-    return _load_file(given, status.st_mtime_ns, status.st_size)
+        return named
+    return _load_file(named, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=64)
 def _load_file(path: str, modified: int, size: int) -> Network:
     return Network.load(path)
+
+
+def spell_network(network: Network | None) -> str | None:
+    """A network as ranks compare it: the name of a preset, else all figures, since those of one name may differ.
+
+    >>> spell_network(Network.preset("h100"))
+    'h100'
+    """
+    if network is None:
+        return None
+    return network.name if PRESETS.get(network.name) == network else repr(network)

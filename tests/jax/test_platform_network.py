@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.errors import NetworkError
 from reshard.jax import placement, request
 from reshard.jax.request import ReshardRequest, options_on, plan_request
-from reshard.runtime.platform_network import choose_network
+from reshard.runtime.platform_network import name_network
 from reshard.synth import plan
 from reshard.synth.network import PRESETS, Network
 from reshard.synth.options import PlanOptions
@@ -51,11 +51,7 @@ def test_the_environment_names_another(tmp_path: Path, monkeypatch: pytest.Monke
     file.write_text(Network.uniform(1e-6, 1e9).to_json())
     for name, network in (("none", None), ("h100", PRESETS["h100"]), (str(file), Network.uniform(1e-6, 1e9))):
         monkeypatch.setenv("RESHARD_NETWORK", name)
-        assert (
-            request.platform_network("TPU v4") == network
-            and choose_network(None) == name
-            and choose_network("b200") == "b200"
-        )
+        assert request.platform_network("TPU v4") == network and name_network("b200") == "b200"
     monkeypatch.setenv("RESHARD_NETWORK", "h1000")
     with pytest.raises(NetworkError, match="'h1000' is not a preset"):
         request.platform_network("cpu")

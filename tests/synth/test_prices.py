@@ -106,6 +106,5 @@ def test_work_takes_the_slower_of_arithmetic_and_memory() -> None:
     assert math.isclose(speed.work_seconds(8e12, 1e6), 2.0 + 1e-6)
     assert math.isclose(speed.work_seconds(8e12, 1e6, "f32"), 8.0 + 1e-6)
     assert math.isclose(speed.work_seconds(1.0, 4e12, "f32"), 2.0 + 1e-6)
-    assert DeviceSpeed.from_json(speed.to_json()) == speed
     with pytest.raises(rs.errors.NetworkError):
-        DeviceSpeed.from_json('{"name": "lab", "flops": {"f32": 0}, "memory_bytes_per_second": 1}')
+        DeviceSpeed("lab", {"f32": 0}, 1)

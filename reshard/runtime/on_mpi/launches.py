@@ -49,14 +49,14 @@ from reshard.runtime.on_mpi.copies.copy_order import list_tile_copies, widen_blo
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, find_word_dtype, pair_views, view_as_words
 from reshard.runtime.on_mpi.direct_moves import Direct, list_pushes, passes_on, plan_direct, pull_from, push_into
 from reshard.runtime.on_mpi.global_array import clear_padding
-from reshard.runtime.on_mpi.prepare import Request, TilePlan, text_of_network
+from reshard.runtime.on_mpi.prepare import Request, TilePlan
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Facts, Team, Watch
 from reshard.runtime.on_mpi.transports import transport_tile
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile, members_with_tile, new_place, new_tile
 from reshard.runtime.on_mpi.wire.chunks import Messages, merge_messages
 from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
-from reshard.runtime.platform_network import plan_within_fewest
+from reshard.runtime.platform_network import plan_within_fewest, spell_network
 from reshard.synth import find_tree_plan, plan
 from reshard.types import Digit, Dim, Layout
 from reshard.types.move import Move
@@ -425,7 +425,7 @@ def prepare_tree(request: Request, rank: int, facts: Facts) -> PreparedTree:
     for launch in launches:
         if isinstance(launch, Stack):  # What cannot be run is refused before anything moves.
             rank_plan(launch.plan, rank, len(facts.nodes), numpy_dtype(launch.plan.source.dtype).itemsize)
-    chosen = {"budget": options.budget, "network": text_of_network(options), "verify": request.verify}
+    chosen = {"budget": options.budget, "network": spell_network(options.network), "verify": request.verify}
     given = {name: value for name, value in chosen.items() if value}
     return PreparedTree(f"{manifest}{MANIFEST_END}{given or ''}", tree, launches, facts, tied)
 

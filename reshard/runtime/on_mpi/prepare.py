@@ -36,7 +36,7 @@ from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.by_node import FREE, JoinedPart, is_aggregated, plan_joined, table_bytes
 from reshard.runtime.on_mpi.wire.chunks import SMALL
-from reshard.runtime.platform_network import choose_network, load_once, plan_within_fewest, spell_network
+from reshard.runtime.platform_network import name_network, plan_within_fewest, spell_network
 from reshard.synth import find_plan
 from reshard.synth.options import PlanOptions
 from reshard.types import Layout
@@ -60,17 +60,12 @@ def read_options(
 ) -> PlanOptions:
     """What a caller asks of the planner; where the call names no network, with the one that the environment names, else
     the one that all ranks of a team have measured."""
-    options = PlanOptions.read(budget, load_once(choose_network(cast("Any", network))), donate)
+    options = PlanOptions.read(budget, name_network(cast("Any", network)), donate)
     if options.network_named or team is None or team.measured is None:
         return options
     if isinstance(team.measured, NetworkError):
         raise team.measured
     return options._replace(network=team.measured)
-
-
-def text_of_network(options: PlanOptions) -> str | None:
-    """The network of a request as ranks compare it."""
-    return None if options.network is None else spell_network(options.network)
 
 
 class Request(NamedTuple):
@@ -121,7 +116,7 @@ class Request(NamedTuple):
         ends = f"{source} -> {target} on {source.mesh!r}"
         if target.mesh != source.mesh:
             ends += f" and {target.mesh!r}"
-        chosen = {"budget": options.budget, "network": text_of_network(options), "donate": options.donate}
+        chosen = {"budget": options.budget, "network": spell_network(options.network), "donate": options.donate}
         return ", ".join([ends, *(f"{name}={value}" for name, value in chosen.items() if value)])
 
 

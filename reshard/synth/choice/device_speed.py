@@ -9,12 +9,10 @@ a program's operation some time of its own. A matrix product of f32[8192, 8192] 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import cast
 
 from reshard.errors import NetworkError, quoted
 
@@ -69,25 +67,6 @@ class DeviceSpeed:
         if speed is None:
             raise NetworkError(f"unknown device {quoted(name)}: the speeds known are {', '.join(SPEEDS)}")
         return speed
-
-    def to_json(self) -> str:
-        """This speed as JSON text; `from_json` gives an equal one."""
-        return json.dumps({**self.__dict__, "flops": dict(self.flops)}, indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> DeviceSpeed:
-        """Reads what `to_json` writes. Raises `NetworkError`.
-
-        >>> h100 = DeviceSpeed.preset("h100")
-        >>> DeviceSpeed.from_json(h100.to_json()) == h100
-        True
-        """
-        try:
-            return cls(**cast("dict[str, object]", json.loads(text)))  # pyright: ignore[reportArgumentType]
-        except (TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise NetworkError(
-                f"{quoted(text)} is no device speed as DeviceSpeed.to_json() writes it: {error}"
-            ) from None
 
 
 # Published peaks of one device: dense products, and the memory of a chip. Programs reach half of it to four fifths.
