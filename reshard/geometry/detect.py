@@ -177,10 +177,8 @@ def as_layouts(
     """
     if isinstance(source, Layout) and isinstance(target, Layout):
         return source, target
-    before, after = (
-        _End(source, mesh, shape, dtype),
-        _End(target, mesh if target_mesh is None else target_mesh, shape, dtype),
-    )
+    before = _End(source, mesh, shape, dtype)
+    after = _End(target, mesh if target_mesh is None else target_mesh, shape, dtype)
     # The end that has shape and dtype comes first; where both or none have, the source does.
     turned = after.says_shape and not before.says_shape
     first, second = (after, before) if turned else (before, after)

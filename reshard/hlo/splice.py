@@ -149,12 +149,8 @@ class Splicer:
         inner.root_id = ids[value.id]
         inner.describe_parameters()
         made = InstructionProto(ProtoMessage([]))  # not a copy of the other one, whose settings are for its own root
-        made.name, made.opcode, made.shape, made.metadata = (
-            known.fresh(value.name),
-            "fusion",
-            value.shape,
-            value.metadata,
-        )
+        made.name, made.opcode = known.fresh(value.name), "fusion"
+        made.shape, made.metadata = value.shape, value.metadata
         made.message.set_data(FUSION_KIND, _LOOP.encode())
         (made.id,), made.operands, made.called = region.new_ids(1), operands, [inner.id]
         known.calls.update(number for one in (made, *inner.instructions) for number in one.called)

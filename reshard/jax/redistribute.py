@@ -18,8 +18,6 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jax.sharding import Mesh as JaxMesh
-from jax.sharding import PartitionSpec as P
 
 from reshard.errors import LayoutError, MeshError, PlanError, name_arguments, quoted, shortened
 from reshard.jax import crossing, placement, traced
@@ -362,7 +360,7 @@ def _prepare_pieces(x: Any, sharding: Any, source: Any, options: PlanOptions) ->
         )
     aval: Any = jax.typeof(x)
     known = placement.sharding_of(x) if isinstance(x, jax.Array) else None
-    meshed = next((each for each in (known, source, sharding) if isinstance(each, NamedSharding)), P())
+    meshed = next((each for each in (known, source, sharding) if isinstance(each, NamedSharding)), PartitionSpec())
     mesh = placement.named_sharding(meshed, x, "target").mesh
     given = {"source": known if source is None else source, "target": sharding}
     true = next(each.shape for each in given.values() if is_in_pieces(each))
@@ -377,7 +375,8 @@ def _prepare_pieces(x: Any, sharding: Any, source: Any, options: PlanOptions) ->
         )
     ends: list[Layout] = []
     held: list[NamedSharding] = []
-    axes, like = on_jax.list_free_axes(mesh), jax.ShapeDtypeStruct(true, aval.dtype, sharding=NamedSharding(mesh, P()))
+    axes = on_jax.list_free_axes(mesh)
+    like = jax.ShapeDtypeStruct(true, aval.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
     for what, each in given.items():
         if not is_in_pieces(each):
             held.append(placement.resolve_sharding(each, like, what))
@@ -586,7 +585,7 @@ def _sharding_of_held(have: jax.Array) -> NamedSharding:
     known: Any = have.sharding
     if isinstance(known, SingleDeviceSharding):
         (device,) = known.device_set
-        return NamedSharding(JaxMesh(np.array([device]), ("device",)), PartitionSpec())
+        return NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
     found = placement.sharding_of(have)
     if found is None:
         raise PlanError(f"have= has a {type(known).__name__}, whose layout is not known; give one with a NamedSharding")

@@ -167,10 +167,8 @@ def instruction_traffic(instruction: Instruction, tile: int) -> InstructionTraff
         case Permute(pairs=pairs):
             launches, flows = 1, [(sender, receiver, tile) for sender, receiver in pairs]
         case Exchange(rounds=rounds):
-            launches, flows = (
-                instruction.launches,
-                [(t.sender, t.receiver, t.elements) for turn in rounds for t in turn],
-            )
+            launches = instruction.launches
+            flows = [(t.sender, t.receiver, t.elements) for turn in rounds for t in turn]
         case ExchangeInPlace(rounds=rounds):
             launches, flows = len(rounds), [(t.sender, t.receiver, t.length) for turn in rounds for t in turn]
         case Slice() | SplitSum() | Reorder() | TakePart() | PutPart() | CastTiles():

@@ -351,19 +351,8 @@ class MoveArguments(NamedTuple):
 
     def _run_sparse(self) -> Any:
         """This rank's rows of a sparse matrix: its counts, columns and values move as one tree."""
-        free = (
-            "tiles",
-            "source",
-            "target",
-            "comm",
-            "limit",
-            "budget",
-            "network",
-            "memory",
-            "padded",
-            "version",
-            "verify",
-        )
+        free = {"tiles", "source", "target", "comm"}
+        free |= {"limit", "budget", "network", "memory", "padded", "version", "verify"}
         usual = MoveArguments(*[None] * 4)._asdict()  # pyright: ignore[reportArgumentType]
         wrong = [name for name in usual if name not in free and getattr(self, name) is not usual[name]]
 

@@ -16,7 +16,7 @@ from reshard.errors import ChecksumError, FileError, MissingTensorError, PlanErr
 from reshard.lower.to_files.file_reads import list_file_reads, list_spans
 from reshard.plans.stored import ChunkGrid
 from reshard.runtime.on_files import engine, result_memory
-from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, read_tiles
+from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts
 from reshard.runtime.on_files.host_load import load_in_process
 from reshard.synth.reading import plan_reading
 from reshard.types.meaning import meaning
@@ -266,7 +266,8 @@ def test_a_tile_may_be_any_view_of_memory(tmp_path: Path):
     layout = rs.Layout.parse("f32[{x}6, 10]", rs.Mesh(x=2))
     reading = rs.files.plan_load(ckpt, {"w": layout}, devices=[0, 1]).waves[0].readings[0]
     room = np.zeros((2, 6, 30), "f4")
-    read_tiles(ckpt, [(reading, {device: room[device, :, 3:23:2] for device in (0, 1)})])
+    with CheckpointReader(ckpt) as reader:
+        reader.read_tiles([(reading, {device: room[device, :, 3:23:2] for device in (0, 1)})])
     np.testing.assert_array_equal(room[:, :, 3:23:2].reshape(12, 10), arrays["w"])
     assert not room[:, :, :3].any() and not room[:, :, 4::2].any()
 

@@ -367,10 +367,8 @@ def senders_of(maps: IndexMaps, value: HloValue) -> Numbers:
 def group_tables(maps: IndexMaps, value: HloValue) -> tuple[Numbers, Numbers]:
     """The members of each device's group, a row per device in the order of the group, and the device's place there."""
     groups = np.array(device_groups(maps, value), np.int64)
-    members, ranks = (
-        np.empty((maps.scalars.devices, groups.shape[1]), np.int64),
-        np.empty(maps.scalars.devices, np.int64),
-    )
+    members = np.empty((maps.scalars.devices, groups.shape[1]), np.int64)
+    ranks = np.empty(maps.scalars.devices, np.int64)
     members[groups] = groups[:, np.newaxis]
     ranks[groups] = np.arange(groups.shape[1])
     return members, ranks

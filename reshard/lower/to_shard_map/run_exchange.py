@@ -121,10 +121,8 @@ def _run_boxes(
         # Rounds of pieces are loops, each of one array: thousands of them unrolled would be as many copies of code.
         moved: list[Array] = []
         for step, tile, shape in zip(steps, tiles, shapes, strict=True):
-            by_rounds, box = (
-                partial(_run_by_rounds, [step], place.anew(), [shape], into, in_part),
-                find_largest_box(step),
-            )
+            by_rounds = partial(_run_by_rounds, [step], place.anew(), [shape], into, in_part)
+            box = find_largest_box(step)
             if box is None:
                 moved += by_rounds(tile)
             else:

@@ -490,10 +490,8 @@ def check_exchange_in_place(step: ExchangeInPlace, contract: StepContract) -> No
     *_, slots = replay_slots(step, contract)
     moving = [a for a in contract.before if a.dst is not None]
     arriving = [a for a in contract.after if a.src is not None]
-    rows, places = (
-        _slot_rows(step.unpack, step.receive, contract.after, arriving, contract.result),
-        count_values(arriving),
-    )
+    rows = _slot_rows(step.unpack, step.receive, contract.after, arriving, contract.result)
+    places = count_values(arriving)
     at, slot, place = rows.T
     require(np.all((slot >= 0) & (slot < step.slots)), _NO_SLOT)
     every = len(np.unique(at * places + place)) == contract.result.mesh.size * places

@@ -140,6 +140,21 @@ class CheckpointReader:
     """Reads tiles of one checkpoint, and counts what it read; its files are opened when they are first needed.
 
     `close` raises `FileError` if a file has changed since the checkpoint was opened. Threads may share it.
+
+    >>> import tempfile
+    >>> from reshard.types import Layout, Mesh
+    >>> from reshard.plans.stored import StoredPiece
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(np.arange(8, dtype="<f4").tobytes()), file.flush()
+    ...     status = os.stat(file.name)
+    ...     stored = Stored("w", "float32", (4, 2), (StoredPiece(((0, 4), (0, 2)), 0, 0, 32),))
+    ...     files = (StoredFile(file.name, status.st_size, status.st_mtime_ns),)
+    ...     tile = np.empty((4, 1), "f4")
+    ...     columns = Reading("w", "w", None, Layout.parse("f32[4, {x}1]", Mesh(x=2)))
+    ...     with CheckpointReader(Checkpoint(file.name, "npy", files, {"w": stored})) as reader:
+    ...         reader.read_tiles([(columns, {1: tile})])
+    >>> tile[:, 0].tolist()
+    [1.0, 3.0, 5.0, 7.0]
     """
 
     def __init__(
@@ -403,29 +418,6 @@ class CheckpointReader:
     def __exit__(self, kind: object, *_: object) -> None:
         with contextlib.suppress(*(() if kind is None else (FileError,))):  # The first error is the one to tell.
             self.close()
-
-
-def read_tiles(
-    ckpt: Checkpoint, wanted: Iterable[WantedTiles], counts: ReadCounts | None = None, checks: ReadChecks | None = None
-) -> None:
-    """Fills tiles with what they want of a checkpoint, in one go.
-
-    >>> import tempfile
-    >>> from reshard.types import Layout, Mesh
-    >>> from reshard.plans.stored import StoredPiece
-    >>> with tempfile.NamedTemporaryFile() as file:
-    ...     _ = file.write(np.arange(8, dtype="<f4").tobytes()), file.flush()
-    ...     status = os.stat(file.name)
-    ...     stored = Stored("w", "float32", (4, 2), (StoredPiece(((0, 4), (0, 2)), 0, 0, 32),))
-    ...     files = (StoredFile(file.name, status.st_size, status.st_mtime_ns),)
-    ...     tile = np.empty((4, 1), "f4")
-    ...     columns = Reading("w", "w", None, Layout.parse("f32[4, {x}1]", Mesh(x=2)))
-    ...     read_tiles(Checkpoint(file.name, "npy", files, {"w": stored}), [(columns, {1: tile})])
-    >>> tile[:, 0].tolist()
-    [1.0, 3.0, 5.0, 7.0]
-    """
-    with CheckpointReader(ckpt, counts, checks) as reader:
-        reader.read_tiles(wanted)
 
 
 def open_stored_file(of: StoredFile) -> int:

@@ -274,10 +274,8 @@ class _Scheduler:
             tiles = [
                 _add_bytes(of, kinds.tile(h.source)) if e else of for of, h, e in zip(made, route, emptied, strict=True)
             ]
-            copied, most = (
-                one.source.tile_bytes if len(stack.names) > 1 else 0,
-                one.source.tile_bytes + one.target.tile_bytes,
-            )
+            copied = one.source.tile_bytes if len(stack.names) > 1 else 0
+            most = one.source.tile_bytes + one.target.tile_bytes
             more = _Pending((stack,), (route,), tuple(tiles), target, parts, copied, most)
         # A bundle that waits holds nothing yet, but its targets will be there while later ones move: it goes as soon as
         # waiting longer would leave it less room for messages than its stacks have one by one.
