@@ -144,7 +144,10 @@ class LayoutChoice:
             doubled = 2 * self.search.budget
             # Corrected as the choice was: the model by itself may have no room for what the compiler has.
             unseen = self._figures.peak_bytes - planned.peak_bytes
-            bought = choose_splits(problem, self.search.prices, self.search.speed, budget=doubled, extra_bytes=unseen)
+            bought = choose_splits(
+                problem, self.search.prices, self.search.speed, budget=doubled, extra_bytes=unseen,
+                time_limit=self.search.time_limit,
+            )  # fmt: skip
             larger.append((doubled, bought))
         named = [(name, number) for name, number in arguments if number >= 0]
         note = (
@@ -156,7 +159,8 @@ class LayoutChoice:
         """What is chosen under each budget, by default from the least possible one up: a picture in a notebook."""
         search = self.search
         others = {each.name: each.planned for each in self.tried[1:] if each.planned is not None}
-        return solve_trade_off(search.graph.problem, search.prices, search.speed, budgets, others, search.budget)
+        given = search.graph.problem, search.prices, search.speed
+        return solve_trade_off(*given, budgets, others, search.budget, search.time_limit)
 
     def to_json(self, indent: int | None = None) -> str:
         """All figures, the shardings by path, and the explanation."""

@@ -53,16 +53,17 @@ def solve_trade_off(
     budgets: Iterable[int] = (),
     others: Mapping[str, Assignment] | None = None,
     budget: int | None = None,
+    time_limit: float = 60.0,
 ) -> TradeOff:
     """Chooses under each budget that something fits; by default from the least possible one to where more is of no use.
 
-    `budget` is the one to mark in the picture.
+    `budget` is the one to mark in the picture, and `time_limit` that of each search.
     """
     given = sorted(budgets)
     points: list[tuple[int, Assignment]] = []
     if not given:
-        free = choose_splits(problem, prices, speed)
-        least = smallest_budget(problem, prices, speed).peak_bytes
+        free = choose_splits(problem, prices, speed, time_limit=time_limit)
+        least = smallest_budget(problem, prices, speed, time_limit).peak_bytes
         ratio = max(1.0, free.peak_bytes / max(1, least))
         # In equal factors, since halving memory again and again is what a machine's size asks for.
         given = sorted({round(least * ratio ** (step / _BUDGETS)) for step in range(_BUDGETS)} | {least})
@@ -70,7 +71,7 @@ def solve_trade_off(
     # Larger budgets are solved anew: what a smaller one allows is only a bound for them.
     for bytes_each in given:
         try:
-            points.append((bytes_each, choose_splits(problem, prices, speed, budget=bytes_each)))
+            points.append((bytes_each, choose_splits(problem, prices, speed, bytes_each, time_limit=time_limit)))
         except BudgetError:
             # Smaller ones may be too small; that none fits is the caller's mistake.
             if bytes_each == given[-1] and not points:
