@@ -116,31 +116,19 @@ def place_value(mesh: JaxMesh, spec: PartitionSpec | None, value: StepValue) -> 
 
 
 def _lower_emitted(ctx: Any, *operands: Any, emitted: _EmittedStep) -> Sequence[Any]:
-    """Pastes the operations of an emitted module, whose meshes may have other symbols here."""
+    """Pastes the operations of an emitted module, whose meshes get symbols that no other mesh has here."""
     module = ctx.module_context.module
     # They are called by their numbers, which are those of the step: nothing else is in this program.
     for callback in emitted.callbacks:
         ctx.module_context.add_host_callback(callback)
-    pasted = ir.Module.parse(emitted.text, module.context)
-    known = {name: mesh for name, mesh in read_meshes(module).items()}
-    names = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
-    renamed: dict[str, str] = {}
+    # There are more symbols after each paste, so that two pastes differ.
+    prefix = f"emitted{sum('sym_name' in op.attributes for op in module.body.operations)}_"
+    # Symbols are in types of attributes that Python cannot change: in text, they are words.
+    symbols = "|".join(map(re.escape, re.findall(r"sdy\.mesh @(\w+)", emitted.text)))
+    pasted = ir.Module.parse(re.sub(rf"@(?=(?:{symbols})\b)", f"@{prefix}", emitted.text), module.context)
     for op in pasted.body.operations:
         if op.operation.name == "sdy.mesh":
-            symbol = op.attributes["sym_name"].value
-            same = [name for name, mesh in known.items() if mesh == read_meshes(pasted).get(symbol)]
-            renamed[symbol] = same[0] if same else next(
-                name for name in (symbol, *(f"{symbol}_{n}" for n in range(len(names) + 1))) if name not in names
-            )  # fmt: skip
-            if not same:
-                copy = op.operation.clone(ir.InsertionPoint.at_block_begin(module.body))
-                copy.attributes["sym_name"] = ir.StringAttr.get(renamed[symbol])
-                names.add(renamed[symbol])
-    # Symbols are in types of attributes that Python cannot change: in text, they are words.
-    if any(name != symbol for symbol, name in renamed.items()):
-        pattern = "|".join(map(re.escape, renamed))
-        text = re.sub(rf"@({pattern})\b", lambda found: f"@{renamed[found[1]]}", emitted.text)
-        pasted = ir.Module.parse(text, module.context)
+            op.operation.clone(ir.InsertionPoint.at_block_begin(module.body))
     return paste_operations(_find_main(pasted).regions[0].blocks[0], operands)
 
 
