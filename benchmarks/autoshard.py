@@ -4,6 +4,7 @@
     python benchmarks/autoshard.py --steps held-back           # 15 others, that the choice was not developed on
     python benchmarks/autoshard.py --steps later               # 13 more, written after it was
     python benchmarks/autoshard.py --target v5p                # 8 chips of TPU v5p, ahead of time, in large arrays
+    python benchmarks/autoshard.py --target v5p --experts none --budget 0.8   # the choice alone, and with less memory
     python benchmarks/autoshard.py --only fsdp_muon --json rows.jsonl --experts all
     python benchmarks/autoshard.py --table rows.jsonl
     python benchmarks/autoshard.py --scenario fsdp             # Llama where of the experts only FSDP fits; on v5p, too
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", choices=("cpu", "v5p"), default="cpu")
     parser.add_argument("--only", default="", help="names of programs, separated by commas")
     parser.add_argument("--steps", choices=("seen", "held-back", "later"), default="seen", help="which of the steps")
-    parser.add_argument("--experts", choices=("few", "all"), default="few", help="few: one axis for tensors alone")
+    parser.add_argument("--experts", choices=("none", "few", "all"), default="few", help="few: one axis for tensors")
+    parser.add_argument("--budget", type=float, help="choose also within so much of the peak of what was chosen")
     parser.add_argument("--compare", choices=("none", "best", "all"), default="best", help="as of autoshard")
     parser.add_argument("--json", type=Path, help="append one line for each program to this file")
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of such files, and compile nothing")
@@ -87,11 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.real_programs.later_steps import LATER
     from benchmarks.real_programs.training_steps import HELD_BACK, SEEN
 
-    print(HEAD, flush=True)
+    alone = options.experts == "none"
+    print(HEAD_ALONE if alone else HEAD, flush=True)
     steps = {"seen": SEEN, "held-back": HELD_BACK, "later": LATER}[options.steps]
     names = options.only.split(",") if options.only else steps
-    rows = [row for name in names if (row := _in_child(name, options, line_of))]
-    print(summary(rows))
+    rows = [row for name in names if (row := _in_child(name, options, line_alone if alone else line_of))]
+    print(f"{len(rows)} steps; {sum(bool(row['violations']) for row in rows)} violate" if alone else summary(rows))
     return 0 if len(rows) == len(names) and not any(row["violations"] for row in rows) else 1
 
 
@@ -109,6 +112,7 @@ def _in_child(name: str, options: argparse.Namespace, spell: Any) -> dict[str, A
     """The row of a program, measured in a process of its own; prints it, or why there is none."""
     command = [sys.executable, str(HERE / "autoshard.py"), "--child", name, "--target", options.target]
     command += ["--experts", options.experts, "--compare", options.compare]
+    command += ["--budget", str(options.budget)] if options.budget else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -142,15 +146,18 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     case = PROGRAMS[name].build(Scale(chips, not on_cpu))
     mesh = next(leaf.sharding.mesh for leaf in jax.tree.leaves(case.args) if hasattr(leaf, "sharding"))
     donate = case.options.get("donate_argnums", ())
-    jitted: Any = jax.jit(lambda *args: case.f(*args), **case.options)
-    plain = jitted.lower(*case.args).compile()
     network, speed = pick_devices(options.target, mesh)
+    alone = options.experts == "none"
     started, cpu = time.perf_counter(), time.process_time()
-    with without_constraints():
-        choice = reshard.jax.autoshard(
-            case.f, mesh, *case.args, donate=donate, network=network, speed=speed, compare=options.compare,
-            fixed=case.fixed,
-        )  # fmt: skip
+
+    def choose(budget: int | None = None) -> Any:
+        with without_constraints():
+            return reshard.jax.autoshard(
+                case.f, mesh, *case.args, donate=donate, network=network, speed=speed, fixed=case.fixed, budget=budget,
+                compare="none" if alone else options.compare,
+            )  # fmt: skip
+
+    choice = choose()
     row: dict[str, Any] = {
         "program": name, "library": PROGRAMS[name].library, "target": options.target,
         "operations": len(choice.search.step.ops),
@@ -161,13 +168,31 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     row |= {key: described[key] for key in ("returned", "gap")}
     chosen = described["programs"][0]
     row["planned"], row["chosen"] = chosen["planned"], chosen["compiled"]
+    if options.budget:
+        row["kept"] = _keep_budget(choose, choice, options.budget)
+    if alone:
+        return row | {"violations": violations(row)}
     row["result"] = _compile(choice.search, choice.module())
+    jitted: Any = jax.jit(lambda *args: case.f(*args), **case.options)
+    plain = jitted.lower(*case.args).compile()
     row["others"] = {"as written": _figures(choice.search, plain.runtime_executable())}
     row["others"] |= compile_experts(choice.search, options.experts == "all")
     if on_cpu:
         with without_constraints():
             row["difference"] = _difference(case, choice)
     return row | {"violations": violations(row)}
+
+
+def _keep_budget(choose: Any, free: Any, share: float) -> dict[str, Any]:
+    """The choice within a share of the peak of the free one; of a refusal the smallest budget that it names."""
+    from reshard.errors import BudgetError
+
+    budget = int(share * free.peak_bytes)
+    try:
+        kept = choose(budget)
+    except BudgetError as error:
+        return {"budget": budget, "refused": error.smallest}
+    return {"budget": budget, "peak": kept.peak_bytes, "slower": kept.seconds / free.seconds}
 
 
 def pick_devices(target: str, mesh: Any) -> tuple[Any, Any]:
@@ -255,13 +280,15 @@ def divide(one: float, other: float) -> str:
 
 def violations(row: dict[str, Any]) -> list[str]:
     """What must hold and does not."""
-    best = row["others"][find_best(row)]
     broken: list[str] = []
+    best = row["others"][find_best(row)] if "others" in row else row["chosen"]
     for key, what in (("received_bytes", "receives more than"), ("move_seconds", "moves for longer than")):
-        if row["result"][key] > _EQUAL * best[key]:
+        if row.get("result", best)[key] > _EQUAL * best[key]:
             broken.append(f"{what} the best other: {divide(row['result'][key], best[key])}")
     if row["chosen"] and row["chosen"]["received_bytes"] > _PLANNED * row["planned"]["received_bytes"]:
         broken.append(f"compiled / planned {row['chosen']['received_bytes'] / row['planned']['received_bytes']:.2f}")
+    if "kept" in row and row["kept"].get("peak", 0) > row["kept"]["budget"]:
+        broken.append("exceeds the budget")
     if row.get("difference", 0.0) > _SAME:
         broken.append(f"other results, by {row['difference']:.1e}")
     return broken
@@ -274,6 +301,27 @@ HEAD = (
     f"{'best':>8} {'bytes':>7} {'moves':>7} {'all':>7} {'/fewest':>7} {'CPU s':>6}  returned; the best other; that of "
     f"fewest bytes; what is broken"
 )
+
+
+HEAD_ALONE = (
+    f"{'step':22} {'planned':>9} {'compiled':>9} {'ratio':>6}  {'model':>9} {'peak':>9} {'ratio':>6}  {'budget':>9} "
+    f"{'peak':>9} {'time':>6} {'CPU s':>6}  what is broken"
+)
+
+
+def line_alone(row: dict[str, Any]) -> str:
+    """The row of a choice that is compared with nothing, in thousands of bytes: what it receives, its peak, and what it
+    takes within a budget beside the free choice."""
+    planned, chosen, kept = row["planned"], row["chosen"], row.get("kept", {})
+    cells = [f"{row['program']:22}"]
+    for key in ("received_bytes", "peak_bytes"):
+        cells.append(f"{planned[key] / 1e3:>9.1f} {chosen[key] / 1e3:>9.1f} {divide(chosen[key], planned[key]):>6} ")
+    if kept:
+        within = f"{kept['peak'] / 1e3:.1f}" if "peak" in kept else f">{kept['refused'] / 1e3:.1f}"
+        cells.append(f"{kept['budget'] / 1e3:>9.1f} {within:>9} {kept.get('slower', float('nan')):>6.3f}")
+    else:
+        cells.append(" " * 26)
+    return f"{' '.join(cells)} {row['cpu_seconds']:>6.0f}  {'; '.join(row['violations'])}".rstrip()
 
 
 def line_of(row: dict[str, Any]) -> str:
