@@ -48,7 +48,9 @@ def compare_layouts(seed: int, layouts: int, assumed: bool) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(-1, 2), ("x", "y"))
     measured = ASSUMED, DeviceSpeed.preset("cpu")
     network, speed = measured if assumed else reshard.jax.calibrate(mesh, store=False)
-    print(f"seed {seed}, {network!r}, {speed}")
+    links = {name: f"{link.latency * 1e6:.0f} us, {link.bandwidth / 1e9:.2f} GB/s" for name, link in network.axes}
+    rates = {dtype: f"{rate / 1e9:.1f} G/s" for dtype, rate in speed.flops.items()}
+    print(f"seed {seed}, links {links}, products {rates}, memory {speed.memory_bytes_per_second / 1e9:.1f} GB/s")
     shapes = [jnp.ones((512, 2048)), jnp.ones((2048, 512))], jnp.ones((1024, 512))
     chosen = reshard.jax.autoshard(step, mesh, *shapes, network=network, speed=speed, compare="none")
     search, planned = chosen.search, chosen.tried[0].planned
