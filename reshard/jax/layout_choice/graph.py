@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from reshard.errors import ProgramError
 from reshard.jax.layout_choice.clusters import HEAVY, Cluster, find_accumulators, find_clusters
-from reshard.jax.layout_choice.liveness import find_stored, list_needs
+from reshard.jax.layout_choice.liveness import RunOrder, find_stored, order_as_written
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, is_zero
 from reshard.jax.layout_choice.op_work import count_flops, count_read_bytes
 from reshard.jax.layout_choice.step_flow import Branches, FlowOp, Loop, StepFlow, read_flow
@@ -121,14 +121,16 @@ def build_graph(
     mesh: Mesh,
     fixed_arguments: Mapping[int, PartitionSpec] | None = None,
     fixed_results: Mapping[int, PartitionSpec] | None = None,
+    order: RunOrder | None = None,
 ) -> StepGraph:
     """What is chosen among for a step on a mesh.
 
     `fixed_arguments` and `fixed_results` give specs by number; dims that are UNCONSTRAINED there stay
-    free. A result that is an argument's next value has the argument's layout, unless its own is given.
+    free. A result that is an argument's next value has the argument's layout, unless its own is given. `order` says
+    what lies in memory until when, by default as the program is written: the nodes are the same in every order.
     """
     with step.module.context:
-        return _GraphBuilder(step, rules, mesh, dict(fixed_arguments or {}), dict(fixed_results or {})).build()
+        return _GraphBuilder(step, rules, mesh, dict(fixed_arguments or {}), dict(fixed_results or {}), order).build()
 
 
 class _GraphBuilder:
@@ -139,6 +141,7 @@ class _GraphBuilder:
         mesh: Mesh,
         fixed_arguments: dict[int, PartitionSpec],
         fixed_results: dict[int, PartitionSpec],
+        order: RunOrder | None,
     ) -> None:
         self.step, self.mesh, self.meshes = step, mesh, read_meshes(step.module)
         self.fixed_arguments, self.fixed_results = fixed_arguments, fixed_results
@@ -150,8 +153,8 @@ class _GraphBuilder:
             if not self.free.issuperset(flow.ops[at].results) and flow.ops[at].name != CONSTRAINT
         }
         self.stored = find_stored(flow)
-        self.needs = list_needs(flow, self.stored)
-        self.end = len(step.ops)
+        self.order = order or order_as_written(flow)
+        self.end = self.order.length
         self.drafts: list[_NodeDraft] = []
         self.tensors: dict[int, int] = {}  # by value
         self.born: dict[int, int] = {}
@@ -266,17 +269,18 @@ class _GraphBuilder:
                 self.drafts[node].only = list_splits_of_spec(fixed, flow.values[value].shape, self.mesh)
             view = self._dims_view(node, value)
         self.result_views[at] = view = view[0], replace(view[1], tensor=value)
-        last = self.end - 1
+        last = max(flow.ops)
         self.views[last][0][at] = view
         # An argument that is returned as its own next value moves nowhere.
         if value in flow.arguments and self.argument_views[flow.arguments.index(value)] == view:
             self.dies[value] = self.end
         else:
-            self._read(view, last, at, last)
+            self._read(view, last, at, self.order.starts[last])
 
     def _add_loop(self, loop: Loop) -> None:
         """One node for each value that a loop carries."""
-        op, flow = loop.op, self.flow
+        op, flow, order = loop.op, self.flow, self.order
+        begin, end = order.starts[op.number], order.ends[op.number]
         trips = op.times * (loop.trips or 1)
         sum_ups = find_accumulators(flow, loop)
         carried = zip(op.operands, loop.arguments, loop.returned, op.results, strict=True)
@@ -295,39 +299,40 @@ class _GraphBuilder:
             self.views[op.number][1][place] = node, replace(view[1], tensor=result)
             unchanged = returned == argument
             if self._is_tensor(start):
-                self._read((node, replace(view[1], tensor=start)), op.number, place, op.number)
+                self._read((node, replace(view[1], tensor=start)), op.number, place, begin)
                 if unchanged:  # The loop, and who reads its result, read where it began.
-                    last = max([op.last, *(self.needs[reader] for reader, _ in flow.readers[result])])
+                    last = max([end, *(order.needs[read] for read in flow.readers[result])])
                     self._read((node, replace(view[1], tensor=start)), -1, -1, last)
-            self._write(view, op.number, trips)
-            self.dies[argument] = op.last - 1
+            self._write(view, begin, trips)
+            self.dies[argument] = end - 1
             if unchanged:
                 self.aliases |= {argument, result} if self._is_tensor(start) else {result}
             elif self._is_tensor(returned):
                 # The body's return is the only read; the value that it returns moves in each trip.
-                self._read((node, replace(view[1], tensor=returned)), -1, -1, op.last)
+                self._read((node, replace(view[1], tensor=returned)), -1, -1, end)
                 self.drafts[node].times = trips
-                last = max([0, *(self.needs[reader] for reader, _ in flow.readers[argument])])
+                last = max([0, *(order.needs[read] for read in flow.readers[argument])])
                 maker = flow.values[returned].maker
-                if maker >= last:  # It takes the place of the old one.
+                if (order.starts[maker] if maker >= 0 else -1) >= last:  # It takes the place of the old one.
                     self.aliases.add(returned)
-            self._write((node, replace(view[1], tensor=result)), op.last, op.times)
+            self._write((node, replace(view[1], tensor=result)), end, op.times)
 
     def _add_branches(self, branches: Branches) -> None:
         """One node for each result of a conditional, which reads what every branch returns for it."""
-        op = branches.op
+        op, end = branches.op, self.order.ends[branches.op.number]
         for place, result in enumerate(op.results):
             if not self.flow.values[result].shape:
                 continue
             view = self._dims_view(self._add_dims_node(self._name(op.number), result, op.times), result)
             self.views[op.number][1][place] = view
-            self._write(view, op.last, op.times)
+            self._write(view, end, op.times)
             for returned in branches.returned:
                 if self._is_tensor(returned[place]):
-                    self._read((view[0], replace(view[1], tensor=returned[place])), -1, -1, op.last)
+                    self._read((view[0], replace(view[1], tensor=returned[place])), -1, -1, end)
 
     def _add_slots(self, op: FlowOp) -> None:
         """One node for each operand that an operation hands on as it is; the result lies in the operand's memory."""
+        start = self.order.starts[op.number]
         for place, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
             if not self.flow.values[result].shape:
                 continue
@@ -342,15 +347,15 @@ class _GraphBuilder:
             self.views[op.number][1][place] = view
             if self._is_tensor(operand):
                 taken = node, replace(view[1], tensor=operand)
-                last = max([op.number, *(self.needs[reader] for reader, _ in self.flow.readers[result])])
-                self._read(taken, op.number, place, op.number)
+                last = max([start, *(self.order.needs[read] for read in self.flow.readers[result])])
+                self._read(taken, op.number, place, start)
                 self._read(taken, -1, -1, last)
                 self.aliases.add(result)
-            self._write(view, op.number, op.times)
+            self._write(view, start, op.times)
 
     def _add_manual(self, op: FlowOp) -> None:
         """A user's `shard_map`: its layouts are given, over all axes; what is not manual is whole."""
-        attributes = self.step.ops[op.number].attributes
+        attributes, start = self.step.ops[op.number].attributes, self.order.starts[op.number]
         draft = _NodeDraft(self._name(op.number), (), frozenset(), (op.name,), times=op.times)
         self.drafts.append(draft)
         node, split = len(self.drafts) - 1, list[tuple[str, ...]]()
@@ -371,12 +376,12 @@ class _GraphBuilder:
                     dims.append((len(split),))
                     split.append(_read_entry(spec[at] if at < len(spec) else None) or ())
                     draft.sizes += (size,)
-                view = node, Access(value, tuple(dims), op.number)
+                view = node, Access(value, tuple(dims), start)
                 self.views[op.number][side][place] = view
                 if side:
-                    self._write(view, op.number, op.times)
+                    self._write(view, start, op.times)
                 elif self._is_tensor(value):
-                    self._read(view, op.number, place, op.number)
+                    self._read(view, op.number, place, start)
         # All of it is given; an axis may split several dims, each of another array.
         draft.only = (tuple(split),)
 
@@ -406,7 +411,7 @@ class _GraphBuilder:
                 # What the cluster itself has written as a sum it may read whole: a softmax, for example.
                 outside = operand not in inner or (operand in partial and not view[1].sums)
                 if outside and operand not in self.free and (flow.values[operand].shape or view[1].sums):
-                    self._read(view, at, place, self.needs[at])
+                    self._read(view, at, place, self.order.needs[at, place])
                     draft.touched[tuple(itertools.chain(*view[1].dims))] += count_read_bytes(op, place, flow)
             for place, (result, dims) in enumerate(zip(op.results, rule.results, strict=True)):
                 view = node, Access(result, tuple(tuple(own[f] for f in dim) for dim in dims), at)
@@ -414,7 +419,7 @@ class _GraphBuilder:
                 self.views[at][1][place] = view
                 if view[1].sums:
                     partial.add(result)
-                self._write(view, at, op.times)
+                self._write(view, self.order.starts[at], op.times)
                 if result in self.stored:
                     draft.touched[tuple(itertools.chain(*view[1].dims))] += self._count_bytes(result)
 
@@ -430,7 +435,7 @@ class _GraphBuilder:
             for reader, place in self.flow.readers[value]:
                 view = self.views[reader][0][place]
                 if view is None or not view[1].sums:
-                    self._read((node, Access(value, (), reader)), reader, place, reader)
+                    self._read((node, Access(value, (), reader)), reader, place, self.order.starts[reader])
                     break
         if not self.drafts[node].reads:
             self.drafts.pop()
@@ -439,8 +444,13 @@ class _GraphBuilder:
         flow = self.flow
         # Values inside a cluster that nobody else reads matter only for the memory that they take.
         read = {key[0] for draft in self.drafts for key in draft.reads}
-        kept = read | {value for value in self.born if value in self.stored and flow.values[value].shape}
+        stored = self.order.stored
+        kept = read | {value for value in self.born if value in stored and flow.values[value].shape}
         kept |= set(flow.arguments)
+        # A copy beside a value is a tensor that nobody reads, numbered from -1 down.
+        copies: dict[int, list[int]] = {}
+        for at, (value, *_) in enumerate(self.order.copies):
+            copies.setdefault(value, []).append(-1 - at)
         last: dict[int, int] = {}
         nodes: list[Node] = []
         uses: dict[tuple[int, int], tuple[int, int]] = {}
@@ -461,7 +471,10 @@ class _GraphBuilder:
                 if until > first:
                     reads.append(Access(self._number(value), dims, until, times, sums))
             writes = tuple(
-                replace(access, tensor=self._number(access.tensor)) for access in draft.writes if access.tensor in kept
+                replace(access, tensor=self._number(value))
+                for access in draft.writes
+                for value in (access.tensor, *copies.get(access.tensor, ()))
+                if value in kept or value < 0
             )
             nodes.append(
                 Node(
@@ -480,12 +493,17 @@ class _GraphBuilder:
         named = dict(zip(flow.arguments, (given.name for given in self.step.arguments), strict=True))
         tensors: list[Tensor] = []
         for value in self.tensors:
+            if value < 0:
+                copied, made, used = self.order.copies[-1 - value]
+                each = flow.values[copied]
+                tensors.append(Tensor(self._name(each.maker), each.shape, each.dtype, made, used))
+                continue
             each = flow.values[value]
             born = self.born[value]
-            own = (self.needs[reader] for reader, _ in flow.readers[value])
+            own = (self.order.needs[read] for read in flow.readers[value])
             dies = max(born, last.get(value, -1), self.dies.get(value, -1), *own)
             # What is fused into its readers, or lies in another's memory, takes none of its own.
-            if value in self.aliases or (value not in self.stored and each.maker >= 0):
+            if value in self.aliases or (value not in stored and each.maker >= 0):
                 dies = born - 1
             name = named.get(value) or self._name(each.maker if each.maker >= 0 else max(each.inside, 0))
             tensors.append(Tensor(name, each.shape, each.dtype, born, dies))
@@ -510,10 +528,10 @@ class _GraphBuilder:
         """From where to where a node needs a value that it reads at several places."""
         first, last = self.end, -1
         for op, _, until in places:
-            start, inside = (until if op < 0 else op), self.flow.ops[op].inside if op >= 0 else -1
+            start, inside = (until if op < 0 else self.order.starts[op]), self.flow.ops[op].inside if op >= 0 else -1
             # What is made outside of a loop is needed until the loop ends, if any trip needs it.
             while inside >= 0 and inside != self.flow.values[value].inside:
-                start, until = inside, max(until, self.flow.ops[inside].last)
+                start, until = self.order.starts[inside], max(until, self.order.ends[inside])
                 inside = self.flow.ops[inside].inside
             first, last = min(first, start), max(last, until)
         return first, last

@@ -222,6 +222,11 @@ def _read_step_module(module: Module, platform: str) -> TracedStep:
                 "the step calls functions of Python (jax.debug.print, jax.pure_callback, io_callback, eqx.error_if), "
                 f"which a {platform} calls in a fixed order that devices would have to agree on; take them out"
             )
+        # By these names what a compiler makes of the step is found again: see `liveness`.
+        for number, op in enumerate(ops):
+            where = op.location
+            name, line = (where.name_str, where.child_loc) if isinstance(where, ir.NameLoc) else ("", where)
+            op.location = ir.Location.name(f"{name}#{number}", line)
     return TracedStep(module, main, ops, tuple(arguments), tuple(results), None, None, donated, carried, platform)
 
 
