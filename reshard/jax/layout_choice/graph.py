@@ -471,7 +471,7 @@ class _GraphBuilder:
                 if until > first:
                     reads.append(Access(self._number(value), dims, until, times, sums))
             writes = tuple(
-                replace(access, tensor=self._number(value))
+                replace(access, tensor=self._number(value), dims=((),) * (value < 0) + access.dims)
                 for access in draft.writes
                 for value in (access.tensor, *copies.get(access.tensor, ()))
                 if value in kept or value < 0
@@ -493,19 +493,18 @@ class _GraphBuilder:
         named = dict(zip(flow.arguments, (given.name for given in self.step.arguments), strict=True))
         tensors: list[Tensor] = []
         for value in self.tensors:
-            if value < 0:
-                copied, made, used = self.order.copies[-1 - value]
-                each = flow.values[copied]
-                tensors.append(Tensor(self._name(each.maker), each.shape, each.dtype, made, used))
+            copied, *span, count = self.order.copies[-1 - value] if value < 0 else (value, 1)
+            each = flow.values[copied]
+            name = named.get(copied) or self._name(each.maker if each.maker >= 0 else max(each.inside, 0))
+            if span:
+                tensors.append(Tensor(name, (count, *each.shape), each.dtype, *span))
                 continue
-            each = flow.values[value]
             born = self.born[value]
             own = (self.order.needs[read] for read in flow.readers[value])
             dies = max(born, last.get(value, -1), self.dies.get(value, -1), *own)
             # What is fused into its readers, or lies in another's memory, takes none of its own.
             if value in self.aliases or (value not in stored and each.maker >= 0):
                 dies = born - 1
-            name = named.get(value) or self._name(each.maker if each.maker >= 0 else max(each.inside, 0))
             tensors.append(Tensor(name, each.shape, each.dtype, born, dies))
         nodes = [
             replace(node, reuses=_pair_reuses(node, tensors)) if self.drafts[at].in_place else node

@@ -15,15 +15,16 @@ in which order operations run, which were fused or are done twice, and what is h
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.doctor.dataflow.flow import Flow, Scope
 from reshard.doctor.live_bytes import LiveRanges
-from reshard.hlo import Computation, Instruction, Module
+from reshard.hlo import Array, Computation, Instruction, Module
 from reshard.jax.layout_choice.step_layouts import StepLayouts
-from reshard.jax.layout_choice.step_flow import RETURN, StepFlow, name_operations
+from reshard.jax.layout_choice.step_flow import CASE, IF, RETURN, WHILE, StepFlow, name_operations
 
 _REPEATED = name_operations("bitcast_convert broadcast_in_dim compare convert dynamic_slice iota slice")
 _FUSED = _REPEATED | name_operations(
@@ -34,6 +35,7 @@ _FUSED = _REPEATED | name_operations(
 )
 _RELAID = name_operations("reshape transpose")
 _FUSING = _FUSED | _RELAID | name_operations("reduce pad concatenate")
+_TILE = re.compile(r"T\((\d+(?:,\d+)*)\)")
 _NUMBER = re.compile(r'op_name="[^"]*?#(\d+)')
 _RENAMING = ("bitcast", "copy", "transpose", "reshape", "convert", "get-tuple-element")
 _RUNNING = ("while", "conditional")
@@ -46,7 +48,7 @@ class RunOrder:
 
     `starts` is where an operation begins and `ends` where it is over, a loop with all that is in it; it needs each
     operand (operation, number) until `needs`, where it is fused into what runs later. `copies` are values that lie in
-    memory once more, from one position to another.
+    memory once more, from one position to another, and how often.
     """
 
     stored: frozenset[int]
@@ -54,7 +56,7 @@ class RunOrder:
     needs: Mapping[tuple[int, int], int]
     ends: Mapping[int, int]
     length: int
-    copies: tuple[tuple[int, int, int], ...] = ()
+    copies: tuple[tuple[int, int, int, int], ...] = ()
 
 
 def order_as_written(flow: StepFlow) -> RunOrder:
@@ -114,13 +116,15 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
     numbers = _number_instructions(flow, module)
     runs: dict[int, list[int]] = {}  # an operation may be fused into several others
     spans: dict[int, tuple[int, int]] = {}
-    made: dict[int, list[tuple[int, int]]] = {}
+    made: dict[int, list[tuple[int, int, int]]] = {}  # from where to where, and as how many
     length = 0
+    # What loops and branches yield lies where they are over, as it is written.
     tiles = {
         value: layout
         for at, each in layouts.operations.items()
+        if flow.ops[at].name not in (WHILE, CASE, IF)
         for value, layout in zip(flow.ops[at].results, each.results, strict=True)
-    }
+    } | dict(zip(flow.arguments, layouts.arguments, strict=True))
 
     def find_numbers(inside: Computation, instruction: Instruction) -> set[int]:
         """The operations that an instruction does: its own, and all that are fused into it."""
@@ -145,7 +149,8 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
                         visit(regions[name])
                 if (number := numbers.get((region.computation.name, instruction.name))) is not None:
                     spans[number] = start, length - 1
-        for buffer, one in LiveRanges(reading, region).live.items():
+        ranges = LiveRanges(reading, region)
+        for buffer, one in ranges.live.items():
             inside, maker = buffer.scope.computation, buffer.instruction
             # In another order of its dims it is the same value.
             while (inside.name, maker.name) not in numbers and maker.opcode in _RENAMING:
@@ -153,18 +158,24 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
                     break
                 maker = inside.by_name[maker.operands[0]]
             number = numbers.get((inside.name, maker.name))
-            for value in flow.ops[number].results if number is not None else ():
+            values = flow.ops[number].results if number is not None else ()
+            if maker.opcode == "parameter" and maker is not buffer.instruction and region.caller is None:
+                values = (flow.arguments[int(maker.literal)],)
+            array = buffer.array
+            outer = [each for each in ranges.instructions[one.made].arrays if array and each.dims == array.dims]
+            count = max((round(_pad_tiles(each)) for each in outer), default=1)
+            for value in values:
                 # Parts of it, and what it was made of in between, are no copies of the value.
                 if value in tiles and tiles[value].tile_bytes / 2 < one.nbytes:
                     span = places[one.made], places[min(one.used, len(places) - 1)]
-                    made.setdefault(value, []).append(span)
+                    made.setdefault(value, []).append((*span, count))
                     break
 
     visit(reading.regions[0])
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     stored = set[int]()
-    copies: list[tuple[int, int, int]] = []
+    copies = [(value, *each) for value in flow.arguments for each in made.get(value, ())]
     for at, op in sorted(flow.ops.items()):
         inside = [each for other in range(at, op.last + 1) for each in runs.get(other, ())]
         # What the compiler left no trace of comes for nothing as soon as its operands are there.
@@ -174,8 +185,8 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
             held = sorted(made.get(value, ()))
             if held:
                 starts[at] = held[0][0]
-                copies += [(value, *each) for each in held[1:]]
-            if held or (value in written.stored and at not in runs):
+            copies += [(value, first, until, count - (each == 0)) for each, (first, until, count) in enumerate(held)]
+            if any(count for *_, count in held) or (value in written.stored and (at not in runs or value not in tiles)):
                 stored.add(value)
     last = max(flow.ops)
     starts[last] = ends[last] = length
@@ -185,8 +196,8 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
             operand = flow.ops[at].operands[place]
             # What is read as it was made is held until then, whatever has become of its readers.
             if operand in made and layout == tiles[operand]:
-                needs[at, place] = min(needs[at, place], max(used for _, used in made[operand]))
-    return RunOrder(frozenset(stored), starts, needs, ends, length + 1, tuple(copies))
+                needs[at, place] = min(needs[at, place], max(used for _, used, _ in made[operand]))
+    return RunOrder(frozenset(stored), starts, needs, ends, length + 1, tuple(each for each in copies if each[-1] > 0))
 
 
 def _number_instructions(flow: StepFlow, module: Module) -> dict[tuple[str, str], int]:
@@ -225,3 +236,19 @@ def _number_instructions(flow: StepFlow, module: Module) -> dict[tuple[str, str]
                     numbers[inside.name, at.name] = number
                 break
     return numbers
+
+
+def _pad_tiles(array: Array) -> float:
+    """How many times its size an array takes of the main memory of a device, whose tiles may be larger than its dims;
+    nothing if it lies elsewhere.
+
+    >>> _pad_tiles(Array("f32", (8, 2), "1,0:T(8,128)")), _pad_tiles(Array("f32", (8,), "0:T(8)S(1)"))
+    (64.0, 0.0)
+    """
+    order, _, tiling = array.layout.partition(":")
+    tile = _TILE.match(tiling)
+    if "S(" in tiling or tile is None or not order:
+        return float("S(" not in tiling)
+    sizes = [array.dims[int(dim)] for dim in order.split(",")]  # the minor ones first, which are the last of a tile
+    pairs = zip(sizes, map(int, reversed(tile[1].split(","))), strict=False)
+    return math.prod(-(-size // step) * step / max(1, size) for size, step in pairs)
