@@ -91,6 +91,11 @@ class StepGraph:
             operations,
         )
 
+    def renumber(self, chosen: Assignment, other: StepGraph) -> Assignment:
+        """An assignment of another graph of the step, whose memory is in another order, as one of this graph."""
+        made = {other.uses[read] for read in chosen.anew if read in other.uses}
+        return replace(chosen, anew=frozenset(read for read, use in self.uses.items() if use in made))
+
 
 _NOTHING = Node("", (), frozenset(), (), ())
 

@@ -23,16 +23,20 @@ from typing import Any
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec
 
+from reshard import hlo
 from reshard.errors import BudgetError, PlanError, ReshardError, shortened
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
 from reshard.jax.layout_choice.emit import emit_step
 from reshard.jax.layout_choice.experts import OWN, Expert, list_experts, write_expert
 from reshard.jax.layout_choice.fixed_specs import FixedSpecs
-from reshard.jax.layout_choice.graph import StepGraph, list_splits_of_spec
+from reshard.jax.layout_choice.graph import StepGraph, build_graph, list_splits_of_spec
+from reshard.jax.layout_choice.liveness import RunOrder, order_as_compiled
 from reshard.jax.layout_choice.op_rules import OpRule
 from reshard.jax.layout_choice.trace_step import TracedStep
 from reshard.jax.program_report import compile_module, hush_compiler
+from reshard.jax.xla_pass.fragments import print_module
 from reshard.lower.to_stablehlo import Module
+from reshard.synth.choice.assess import assess_splits
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.milp import choose_splits, smallest_budget
 from reshard.synth.choice.prices import MovePrices
@@ -53,7 +57,7 @@ class TriedLayouts:
 
     A spec of None is left to the compiler. `planned` is what the model says; of an expert's program, with the best that
     it can have inside. If `emitted`, the program is that. `compiled` is None for what was not compiled, and `why` says
-    why.
+    why. `order` is what the compiler made of a chosen program that exceeds the budget.
     """
 
     name: str
@@ -62,6 +66,7 @@ class TriedLayouts:
     planned: Assignment | None
     module: Module | None = field(default=None, repr=False)
     compiled: ExecutableFigures | None = None
+    order: RunOrder | None = field(default=None, repr=False)
     why: str = ""
     emitted: bool = False
 
@@ -95,24 +100,30 @@ class LayoutSearch:
 
     def compile_chosen(self) -> TriedLayouts:
         """What the model chooses, if it fits the budget as compiled: nothing is faster. Else what it chooses within the
-        budget, given what the compiler needs beyond the model, or less; where that leads to nothing that fits, what
-        needs the least memory by the model."""
-        unseen: int | None = None
+        budget, with memory as the compiler used it and what it needs beyond that, or less; where that leads to nothing
+        that fits, what needs the least memory by the model."""
+        graph, unseen = self.graph, None
         for _ in range(_CORRECTIONS + 1):
             try:
                 with measure_time(self.spent, "solve"):
                     chosen = choose_splits(
-                        self.graph.problem, self.prices, self.speed, budget=None if unseen is None else self.budget,
+                        graph.problem, self.prices, self.speed, budget=None if unseen is None else self.budget,
                         extra_bytes=unseen or 0, time_limit=self.time_limit,
                     )  # fmt: skip
             except (BudgetError, PlanError) as error:  # Nothing fits, or nothing was found in time.
                 log.debug("%s", error)
                 break
+            chosen = self.graph.renumber(chosen, graph)
             tried = self.compile_assignment(chosen)
             if self.fits(tried):
                 return tried
             # Compilers fuse what the model holds in memory, and hold what it does not know of. As the budget is
-            # exceeded by what is compiled, this very choice exceeds it from now on, and so do those before it.
+            # exceeded by what is compiled, this very choice exceeds it from now on.
+            if tried.order is not None:
+                given = self.fixed.arguments, self.fixed.results
+                graph = build_graph(self.step, self.rules, self.mesh, *given, tried.order)
+                seen = graph.renumber(chosen, self.graph)
+                chosen = assess_splits(graph.problem, seen.splits, seen.anew, self.prices, self.speed)
             unseen = 0 if tried.compiled is None else tried.compiled.peak_bytes - chosen.peak_bytes
             log.debug("%s exceeds the budget %s, the model %d", tried.compiled, self.budget, chosen.peak_bytes)
         # What the compiler needs beyond the model differs by program, so this may fit though the model has no hope.
@@ -139,7 +150,15 @@ class LayoutSearch:
         assert tried.module is not None
         with measure_time(self.spent, "compile"), hush_compiler():
             executable: Any = compile_module(list(self.jax_mesh.devices.flat), tried.module, fast=True)
-        return replace(tried, compiled=measure_executable(executable, self.mesh, self.links))
+        tried = replace(tried, compiled=measure_executable(executable, self.mesh, self.links))
+        if not self.fits(tried) and tried.emitted and tried.planned is not None:
+            layouts = self.graph.spell_layouts(tried.planned)
+            try:
+                module = hlo.parse(print_module(executable.hlo_modules()[0]))
+                return replace(tried, order=order_as_compiled(self.graph.flow, module, layouts))
+            except ReshardError as error:  # The figures are there: what they are made of is only told better.
+                log.debug("%s", error)
+        return tried
 
     def try_experts(self, every: bool, chosen: TriedLayouts) -> list[TriedLayouts]:
         """The programs that experts write, by the model; the best of them compiled, or every one, or where the user's
