@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.doctor.dataflow.flow import Flow, Scope
+from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
 from reshard.doctor.live_bytes import LiveRanges
 from reshard.hlo import Array, Computation, Instruction, Module
 from reshard.jax.layout_choice.step_flow import CASE, IF, RETURN, WHILE, StepFlow, name_operations
@@ -110,14 +110,6 @@ def _list_needs(
 def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> RunOrder:
     """The operations in the order of a compiled program of the step, emitted in these layouts, whose instructions have
     their numbers, and what lies in memory there. What it does not show is as the program is written."""
-    written = order_as_written(flow)
-    reading = Flow(module)
-    regions = {region.computation.name: region for region in reading.regions}
-    numbers = _number_instructions(flow, module)
-    runs: dict[int, list[int]] = {}  # an operation may be fused into several others
-    spans: dict[int, tuple[int, int]] = {}
-    made: dict[int, list[tuple[int, int, int]]] = {}  # from where to where, and as how many
-    length = 0
     # What loops and branches yield lies where they are over, as it is written.
     tiles = {
         value: layout
@@ -125,79 +117,106 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
         if flow.ops[at].name not in (WHILE, CASE, IF)
         for value, layout in zip(flow.ops[at].results, each.results, strict=True)
     } | dict(zip(flow.arguments, layouts.arguments, strict=True))
-
-    def find_numbers(inside: Computation, instruction: Instruction) -> set[int]:
-        """The operations that an instruction does: its own, and all that are fused into it."""
-        found = {number} if (number := numbers.get((inside.name, instruction.name))) is not None else set[int]()
-        for name in () if instruction.opcode in _RUNNING else instruction.called:
-            fused = module.computation(name)
-            for inner in fused.instructions:
-                found |= find_numbers(fused, inner)
-        return found
-
-    def visit(region: Scope) -> None:
-        nonlocal length
-        places: list[int] = []
-        for instruction in region.computation.instructions:
-            places.append(start := length)
-            length += 1
-            for number in find_numbers(region.computation, instruction):
-                runs.setdefault(number, []).append(start)
-            if instruction.opcode in _RUNNING:
-                for name in instruction.called:
-                    if name in regions:
-                        visit(regions[name])
-                if (number := numbers.get((region.computation.name, instruction.name))) is not None:
-                    spans[number] = start, length - 1
-        ranges = LiveRanges(reading, region)
-        for buffer, one in ranges.live.items():
-            inside, maker = buffer.scope.computation, buffer.instruction
-            # In another order of its dims it is the same value.
-            while (inside.name, maker.name) not in numbers and maker.opcode in _RENAMING:
-                if maker.operands[0] not in inside.by_name:
-                    break
-                maker = inside.by_name[maker.operands[0]]
-            number = numbers.get((inside.name, maker.name))
-            values = flow.ops[number].results if number is not None else ()
-            if maker.opcode == "parameter" and maker is not buffer.instruction and region.caller is None:
-                values = (flow.arguments[int(maker.literal)],)
-            array = buffer.array
-            outer = [each for each in ranges.instructions[one.made].arrays if array and each.dims == array.dims]
-            count = max((round(_pad_tiles(each)) for each in outer), default=1)
-            for value in values:
-                # Parts of it, and what it was made of in between, are no copies of the value.
-                if value in tiles and tiles[value].tile_bytes / 2 < one.nbytes:
-                    span = places[one.made], places[min(one.used, len(places) - 1)]
-                    made.setdefault(value, []).append((*span, count))
-                    break
-
-    visit(reading.regions[0])
+    compiled = _CompiledProgram(flow, module, {value: layout.tile_bytes for value, layout in tiles.items()})
+    written, runs = find_stored(flow), dict(compiled.runs)
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     stored = set[int]()
-    copies = [(value, *each) for value in flow.arguments for each in made.get(value, ())]
+    copies = [(value, *each) for value in flow.arguments for each in compiled.buffers.get(value, ())]
     for at, op in sorted(flow.ops.items()):
-        inside = [each for other in range(at, op.last + 1) for each in runs.get(other, ())]
         # What the compiler left no trace of comes for nothing as soon as its operands are there.
         ready = max((starts[maker] for v in op.operands if (maker := flow.values[v].maker) in starts), default=0)
-        starts[at], ends[at] = spans.get(at, (min(inside, default=ready), max(inside, default=ready)))
+        inside = [each for other in range(at, op.last + 1) for each in compiled.runs.get(other, ())] or [ready]
+        starts[at], ends[at] = compiled.spans.get(at, (min(inside), max(inside)))
         for value in op.results:
-            held = sorted(made.get(value, ()))
-            if held:
-                starts[at] = held[0][0]
-            copies += [(value, first, until, count - (each == 0)) for each, (first, until, count) in enumerate(held)]
-            if any(count for *_, count in held) or (value in written.stored and (at not in runs or value not in tiles)):
+            buffers = sorted(compiled.buffers.get(value, ()))
+            if buffers:
+                starts[at] = buffers[0][0]
+            copies += [(value, made, used, count - (n == 0)) for n, (made, used, count) in enumerate(buffers)]
+            unseen = value in written and (at not in runs or value not in tiles)
+            if unseen or any(count for *_, count in buffers):
                 stored.add(value)
+        runs.setdefault(at, [starts[at]])
     last = max(flow.ops)
-    starts[last] = ends[last] = length
-    needs = _list_needs(flow, frozenset(stored), {at: runs.get(at, [starts[at]]) for at in flow.ops} | {last: [length]})
+    starts[last] = ends[last] = compiled.length
+    needs = _list_needs(flow, frozenset(stored), runs | {last: [compiled.length]})
     for at, each in layouts.operations.items():
-        for place, layout in enumerate(each.operands):
-            operand = flow.ops[at].operands[place]
+        for place, (operand, layout) in enumerate(zip(flow.ops[at].operands, each.operands, strict=True)):
             # What is read as it was made is held until then, whatever has become of its readers.
-            if operand in made and layout == tiles[operand]:
-                needs[at, place] = min(needs[at, place], max(used for _, used, _ in made[operand]))
-    return RunOrder(frozenset(stored), starts, needs, ends, length + 1, tuple(each for each in copies if each[-1] > 0))
+            if operand in compiled.buffers and layout == tiles[operand]:
+                needs[at, place] = min(needs[at, place], max(used for _, used, _ in compiled.buffers[operand]))
+    copied = tuple(each for each in copies if each[-1] > 0)
+    return RunOrder(frozenset(stored), starts, needs, ends, compiled.length + 1, copied)
+
+
+class _CompiledProgram:
+    """Where a compiled program runs the operations of a step, and in which buffers it holds their values.
+
+    Positions number its instructions, those of loops in the place of the loop. `runs` has all positions of an operation
+    that is fused into several others, `spans` the first and the last one of loops. `buffers` are those of each value:
+    where they are made and used last, and how often they count.
+    """
+
+    def __init__(self, flow: StepFlow, module: Module, nbytes: Mapping[int, int]) -> None:
+        self.flow, self.module, self.nbytes = flow, module, nbytes
+        self.reading = Flow(module)
+        self.regions = {region.computation.name: region for region in self.reading.regions}
+        self.numbers = _number_instructions(flow, module)
+        self.runs: dict[int, list[int]] = {}
+        self.spans: dict[int, tuple[int, int]] = {}
+        self.buffers: dict[int, list[tuple[int, int, int]]] = {}
+        self.length = 0
+        self._visit(self.reading.regions[0])
+
+    def _visit(self, region: Scope) -> None:
+        places: list[int] = []
+        for instruction in region.computation.instructions:
+            places.append(start := self.length)
+            self.length += 1
+            for number in self._find_done(region.computation, instruction):
+                self.runs.setdefault(number, []).append(start)
+            if instruction.opcode in _RUNNING:
+                for name in instruction.called:
+                    if name in self.regions:
+                        self._visit(self.regions[name])
+                if (number := self.numbers.get((region.computation.name, instruction.name))) is not None:
+                    self.spans[number] = start, self.length - 1
+        ranges = LiveRanges(self.reading, region)
+        for buffer, one in ranges.live.items():
+            # Parts of a value, and what it was made of in between, are no copies of it.
+            for value in self._find_values(buffer):
+                if self.nbytes.get(value, one.nbytes + one.nbytes) < 2 * one.nbytes:
+                    same = [
+                        x for x in ranges.instructions[one.made].arrays if buffer.array and x.dims == buffer.array.dims
+                    ]
+                    count = max((round(_pad_tiles(each)) for each in same), default=1)
+                    span = places[one.made], places[min(one.used, len(places) - 1)]
+                    self.buffers.setdefault(value, []).append((*span, count))
+                    break
+
+    def _find_done(self, inside: Computation, instruction: Instruction) -> set[int]:
+        """The operations that an instruction does: its own, and all that are fused into it."""
+        number = self.numbers.get((inside.name, instruction.name))
+        found = set[int]() if number is None else {number}
+        for name in () if instruction.opcode in _RUNNING else instruction.called:
+            fused = self.module.computation(name)
+            for inner in fused.instructions:
+                found |= self._find_done(fused, inner)
+        return found
+
+    def _find_values(self, buffer: HloValue) -> tuple[int, ...]:
+        """The values of the step that a buffer may hold: in another order of its dims it is the same value."""
+        inside, maker = buffer.scope.computation, buffer.instruction
+        while (inside.name, maker.name) not in self.numbers and maker.opcode in _RENAMING:
+            if maker.operands[0] not in inside.by_name:
+                return ()
+            maker = inside.by_name[maker.operands[0]]
+        number = self.numbers.get((inside.name, maker.name))
+        if number is not None:
+            return self.flow.ops[number].results
+        # A copy of an argument; the argument itself is no buffer that the program makes.
+        copied = maker.opcode == "parameter" and maker is not buffer.instruction and buffer.scope.caller is None
+        return (self.flow.arguments[int(maker.literal)],) if copied else ()
 
 
 def _number_instructions(flow: StepFlow, module: Module) -> dict[tuple[str, str], int]:
