@@ -18,7 +18,7 @@ from reshard.jax.layout_choice import search
 from reshard.jax.layout_choice.compiled_figures import measure_executable
 from reshard.jax.layout_choice.trace_step import read_step_program
 from reshard.jax.program_report import devices_for, hush_compiler
-from reshard.synth.choice import milp
+from reshard.synth.choice import assess_splits, milp
 
 NETWORK = "tpu-v5p"
 WIDE = 128
@@ -134,11 +134,12 @@ def test_a_budget_is_kept_by_what_is_compiled(mesh, free):
 @pytest.mark.parametrize("unseen", [64 << 10, -(32 << 10)])
 def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choice(mesh, free, monkeypatch, unseen):
     """The compiler is made to need so much more than it says: what it compiled decides, not the model."""
-    asked = []
+    asked, problems = [], []
 
-    def choose(*args, budget=None, extra_bytes=0, **options):
+    def choose(problem, *args, budget=None, extra_bytes=0, **options):
+        problems.append(problem)
         asked.append((budget, extra_bytes))
-        return milp.choose_splits(*args, budget=budget, extra_bytes=extra_bytes, **options)
+        return milp.choose_splits(problem, *args, budget=budget, extra_bytes=extra_bytes, **options)
 
     def measure(*args):
         figures = measure_executable(*args)
@@ -152,7 +153,10 @@ def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choic
     kept = reshard.jax.autoshard(update, mesh, *list_shapes(), budget=peak, **options)
     assert asked == [(None, 0)] and kept.in_shardings == free.in_shardings
     kept = reshard.jax.autoshard(update, mesh, *list_shapes(), budget=peak - 1, **options)
-    assert asked[1:3] == [(None, 0), (peak - 1, peak - free.best.planned.peak_bytes)]
+    # The model is asked with the memory as the compiler used it, and only what that leaves open is added.
+    planned, made = free.best.planned, (free.search.prices, free.search.speed)
+    seen = assess_splits(problems[2], planned.splits, planned.anew, *made)
+    assert not planned.anew and asked[1:3] == [(None, 0), (peak - 1, peak - seen.peak_bytes)]
     assert kept.peak_bytes < peak and kept.best.planned.seconds > free.best.planned.seconds
 
 

@@ -63,7 +63,7 @@ def order_as_written(flow: StepFlow) -> RunOrder:
     """The operations in the order of the program, and what a compiler would fuse."""
     stored, numbers = find_stored(flow), {at: at for at in flow.ops}
     ends = {at: op.last for at, op in flow.ops.items()}
-    needs = _list_needs(flow, stored, {at: [at] for at in flow.ops})
+    needs = _place_needs(flow, stored, {at: [at] for at in flow.ops})
     return RunOrder(stored, numbers, needs, ends, 1 + max(ends.values()))
 
 
@@ -92,7 +92,7 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
     return frozenset(stored)
 
 
-def _list_needs(
+def _place_needs(
     flow: StepFlow, stored: frozenset[int], runs: Mapping[int, Sequence[int]]
 ) -> dict[tuple[int, int], int]:
     """Until which position each operation, which runs at these, needs each of its operands."""
@@ -139,11 +139,11 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
         runs.setdefault(at, [starts[at]])
     last = max(flow.ops)
     starts[last] = ends[last] = compiled.length
-    needs = _list_needs(flow, frozenset(stored), runs | {last: [compiled.length]})
+    needs = _place_needs(flow, frozenset(stored), runs | {last: [compiled.length]})
     for at, each in layouts.operations.items():
         for place, (operand, layout) in enumerate(zip(flow.ops[at].operands, each.operands, strict=True)):
             # What is read as it was made is held until then, whatever has become of its readers.
-            if operand in compiled.buffers and layout == tiles[operand]:
+            if flow.values[operand].maker >= 0 and operand in compiled.buffers and layout == tiles[operand]:
                 needs[at, place] = min(needs[at, place], max(used for _, used, _ in compiled.buffers[operand]))
     copied = tuple(each for each in copies if each[-1] > 0)
     return RunOrder(frozenset(stored), starts, needs, ends, compiled.length + 1, copied)
