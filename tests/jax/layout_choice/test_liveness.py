@@ -32,7 +32,8 @@ from reshard.types.mesh import Mesh
 STEP = """func.func @main(%a: tensor<8x8xf32>) -> tensor<8x8xf32> {
   %m = stablehlo.multiply %a, %a : tensor<8x8xf32>
   %s = stablehlo.add %m, %a : tensor<8x8xf32>
-  %d = stablehlo.dot_general %a, %s, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  %d = stablehlo.dot_general %a, %s, contracting_dims = [1] x [0]
+      : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
   %p = stablehlo.multiply %s, %d : tensor<8x8xf32>
   return %p : tensor<8x8xf32>
 }"""
