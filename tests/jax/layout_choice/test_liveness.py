@@ -75,7 +75,7 @@ def read_order(laid: str = "") -> tuple[StepFlow, RunOrder]:
     return flow, order_as_compiled(flow, module, StepLayouts((whole,), (whole,), layouts))
 
 
-def test_what_a_compiled_program_stores_and_does_twice_is_found_again():
+def test_what_a_compiled_program_stores_and_does_twice_is_found_again() -> None:
     flow, order = read_order()
     (argument,), (total,), (product,) = flow.arguments, flow.ops[1].results, flow.ops[2].results
     # Positions: a 0, copy 1, sum 2, its copy 3, product 4, last fusion 5, return 6.
@@ -87,7 +87,7 @@ def test_what_a_compiled_program_stores_and_does_twice_is_found_again():
 
 
 @pytest.mark.parametrize(("laid", "count"), [(":T(8,128)", 16), (":T(8,128)S(1)", 0), (":T(8)", 1)])
-def test_padding_counts_and_what_lies_beside_the_main_memory_does_not(laid, count):
+def test_padding_counts_and_what_lies_beside_the_main_memory_does_not(laid: str, count: int) -> None:
     flow, order = read_order(laid)
     assert [count for value, *_, count in order.copies if value in flow.arguments] == [count] * (count > 0)
 
@@ -107,15 +107,16 @@ def orthogonalize(weights: Any, momentum: Any, gradient: Any, factors: Any) -> A
 
 
 @pytest.fixture(scope="module")
-def mesh():
+def mesh() -> JaxMesh:
     return JaxMesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
 
 
 @pytest.mark.slow
-def test_the_peak_is_the_compilers_once_it_was_asked(mesh):
+def test_the_peak_is_the_compilers_once_it_was_asked(mesh: JaxMesh) -> None:
     shapes = [*[jax.ShapeDtypeStruct((8, 256, 256), jnp.float32)] * 3, jax.ShapeDtypeStruct((3,), jnp.float32)]
     choice = reshard.jax.autoshard(orthogonalize, mesh, *shapes, donate=(0, 1), network="tpu-v5p", compare="none")
     search, planned = choice.search, choice.best.planned
+    assert planned is not None
     compiled = choice.jit().lower(*shapes).compile()
     module = hlo.parse(print_module(compiled.runtime_executable().hlo_modules()[0]))
     order = order_as_compiled(search.graph.flow, module, search.graph.spell_layouts(planned))
