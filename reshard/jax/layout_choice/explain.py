@@ -96,24 +96,21 @@ def explain_choice(
     moves = list_placed_moves(problem, chosen.splits, chosen.anew)
     costs = {move: move.times * prices.price(move.source, move.target).seconds for move in moves}
     groups, names = _group_arguments(problem, chosen, arguments, moves)
-    told: dict[tuple[str, str], list[PlacedMove]] = {}
-    # Repeated layers make the same move under numbered names: the sum of them counts.
-    for move in sorted((move for move in moves if costs[move] > 0), key=lambda move: -costs[move]):
-        told.setdefault((names[move.tensor], _say_change(move)), []).append(move)
-    alike: dict[tuple[str, float, int], list[tuple[str, PlacedMove]]] = {}
-    for (name, change), each in told.items():
-        runs = sum(move.times for move in each)
-        alike.setdefault((change, sum(costs[move] for move in each), runs), []).append((name, each[0]))
+    # Moves that are told alike count as one: those of repeated layers, and of arrays of one size.
+    alike: defaultdict[tuple[str, str, str], list[PlacedMove]] = defaultdict(list)
+    for move in moves:
+        price = prices.price(move.source, move.target)
+        if price.seconds > 0:
+            alike[_say_change(move), bytes_text(price.received_bytes), seconds_text(price.seconds)].append(move)
     shown: list[tuple[str, str]] = []
-    dearest = sorted(alike.items(), key=lambda item: -item[0][1] * len(item[1]))
-    for (change, seconds, runs), each in dearest[:_MOST_LISTED]:
-        move = each[0][1]
-        other = _weigh_move(problem, chosen, move, costs[move], prices, speed)
-        received = bytes_text(prices.price(move.source, move.target).received_bytes)
-        often = f", {counted(runs, 'time')}" if runs > 1 else ""
-        share = "each" if len(each) > 1 else "in all"
-        words = f"{change}, {received} received{often}, {seconds_text(seconds)} {share}{other}"
-        shown.append((_join_names([name for name, _ in each]).replace(", gradient of ", ", "), words))
+    dearest = sorted(alike.items(), key=lambda item: -sum(costs[move] for move in item[1]))
+    for (change, received, _), each in dearest[:_MOST_LISTED]:
+        runs = sum(move.times for move in each)
+        words = f"{change}, {received} received{f', {runs} times' if runs > 1 else ''}, "
+        words += f"{seconds_text(sum(costs[move] for move in each))} in all"
+        others = (_weigh_move(problem, chosen, move, costs[move], prices, speed) for move in each[:_MOST_LISTED])
+        named = _join_names([*dict.fromkeys(names[move.tensor] for move in each)]).replace(", gradient of ", ", ")
+        shown.append((named, words + next(filter(None, others), "")))
     avoided = () if rival is None else _list_avoided(problem, costs, names, rival[1], prices)
     memory = _say_memory(chosen, budgets)
     return Explanation(groups, tuple(shown), rival[0] if rival else "", avoided, memory, note)
