@@ -8,13 +8,14 @@ removed or replaced. For the model they are splits that are fixed, and all other
     measured     the few that cost most, each compiled; the best is made, and the others are measured again with it
 
 Constraints of one line are one candidate: unrolled layers, or the passes of a gradient over one line. Arguments and
-results are the caller's as well: at fault is what is unlike others of its shape, and the rest only if nothing else is.
-Compilers do worse than the model: where it finds too little, what is unlike its siblings is compiled as these are; and
-where nothing gains at all, operations are given the shardings that the model has for them.
+results are the caller's as well: those unlike others of their shape come with the constraints, the rest after these.
+Compilers do worse than the model. Where they receive far more, what is unlike its siblings is tried as these are, and
+arguments with their axes at other dims; where nothing gains, operations are split as the model has them.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -242,9 +243,11 @@ def advise(
     chosen = _take_best(search, [], _propose_by_model(search, model, suspects), most)
     if search.gain_together(chosen) < _CLEAR:
         chosen = _take_best(search, [], [*chosen, *_propose_by_siblings(search, suspects)], most)
-    elif model is not None and model.misses(search.measure(_join(chosen)), chosen):
+    elif _misses(search, model, chosen):
         chosen = _take_best(search, chosen, _propose_by_siblings(search, suspects), most)
-    chosen = chosen or _take_best(search, [], _propose_by_model(search, model, usual), most)
+    ends = _propose_by_model(search, model, usual, chosen, _CLEAR)
+    ends += _propose_by_siblings(search, usual) if _misses(search, model, chosen) else []
+    chosen = _take_best(search, chosen, ends, most)
     chosen = chosen or _take_best(search, [], _propose_additions(search, model), min(most, 2))
     changes: list[Change] = []
     for at, one in enumerate(chosen):
@@ -336,10 +339,6 @@ class ShardingModel:
         """What the program takes with these shardings free."""
         return self.solve(site.key for group in groups for site in group).seconds / self.unit
 
-    def misses(self, measured: TriedProgram | None, chosen: Sequence[Candidate]) -> bool:
-        """Whether the compiled program with these changes receives far more than it would have to."""
-        return measured is None or measured.figures.received_bytes > _WORSE * self.solve(_join(chosen)).received_bytes
-
     def spell(self, chosen: Assignment, key: Key) -> Spec | None:
         """How an assignment splits an array of the user's; None if the model does not know it."""
         for node, access in self.views[key]:
@@ -350,47 +349,70 @@ class ShardingModel:
 # ---- the search ------------------------------------------------------------------------------------
 
 
-def _propose_by_model(search: AdviceSearch, model: ShardingModel | None, groups: Sequence[Group]) -> list[Candidate]:
-    """The changes of those that cost most by the model."""
-    if model is None or (gain := model.cost(()) - model.cost(groups)) < _LEAST:
+def _propose_by_model(
+    search: AdviceSearch,
+    model: ShardingModel | None,
+    groups: Sequence[Group],
+    chosen: Sequence[Candidate] = (),
+    least: float = _LEAST,
+) -> list[Candidate]:
+    """The changes of those that cost at least so much by the model, beside what is chosen already."""
+    before = [one.sites for one in chosen]
+    if model is None or (gain := model.cost(before) - model.cost([*before, *groups])) < least:
         return []
-    given, least = model.cost(()), max(_LEAST, _SLIGHT * gain)
-    alone = {group: given - model.cost([group]) for group in groups if not search.spent}
+    given, least = model.cost(before), max(least, _SLIGHT * gain)
+    alone = {group: given - model.cost([*before, group]) for group in groups if not search.spent}
     free = {group: [group] for group in alone if alone[group] > least}
-    if given - model.cost(free) < gain / 2:
+    if given - model.cost([*before, *free]) < gain / 2:
         # Of two that force the same move none gains alone. All are freed, and as many as cost nothing then put back.
         left = list(groups)
         for group in sorted(groups, key=lambda group: alone.get(group, 0.0)):
             rest = [other for other in left if other is not group]
-            if group not in free and not search.spent and given - model.cost(rest) > gain - least:
+            if group not in free and not search.spent and given - model.cost([*before, *rest]) > gain - least:
                 left = rest
         free |= {group: left for group in left if group not in free}
     candidates: list[Candidate] = []
     for group in sorted(free, key=lambda group: -alone.get(group, 0.0))[:_GROUPS]:
-        chosen = model.solve(site.key for each in free[group] for site in each)
+        splits = model.solve(site.key for each in (*before, *free[group]) for site in each)
         # One line may constrain arrays of several shapes, each of which is split otherwise.
         instead: dict[Spec | None, list[UserSharding]] = defaultdict(list)
         for site in group:
-            instead[model.spell(chosen, site.key)].append(site)
+            instead[model.spell(splits, site.key)].append(site)
         candidates += _propose_by_siblings(search, [group])
         candidates += [Candidate(tuple(s), spec) for spec, s in instead.items() if spec not in (None, group[0].spec)]
     return list(dict.fromkeys(candidates))
 
 
+def _misses(search: AdviceSearch, model: ShardingModel | None, chosen: Sequence[Candidate]) -> bool:
+    """Whether the compiled program with these changes receives far more than it would have to, by the model."""
+    measured = search.measure(_join(chosen)) or search.first
+    return model is None or measured.figures.received_bytes > _WORSE * model.solve(_join(chosen)).received_bytes
+
+
 def _propose_by_siblings(search: AdviceSearch, groups: Sequence[Group]) -> list[Candidate]:
-    """Changes without any model: removed, or with the sharding that most arrays of the shape or the rank have."""
+    """Changes without any model: removed, or with the sharding that most arrays of the shape or the rank have, or, of
+    an argument, with the axes of a dim at another one."""
     candidates: list[Candidate] = []
     for group in groups:
+        own, shape = group[0].spec or (), group[0].shape
         sizes, counts = search.axes.get(search.meshes[group[0].key], {}), Counter[Spec]()
-        for spec, shape in ((other.spec, other.shape) for other in search.sites if other.spec != group[0].spec):
-            pieces = [math.prod(sizes.get(axis, 0) for axis in axes) for axes in spec or ()]
-            # Every dim splits evenly, and none is open.
-            fits = [c and not n % c for one in group for n, c in zip(one.shape, pieces, strict=False)]
-            if spec is not None and len(pieces) == len(shape) == len(group[0].shape) and all(fits):
-                counts[spec] += 100 if shape == group[0].shape else 1
+        for other in search.sites:
+            if other.spec not in (None, own):
+                counts[other.spec] += 100 if other.shape == shape else 1
+        for at, to in itertools.permutations(range(len(own)), 2):
+            if own[at] and not own[to]:
+                moved = tuple(own[at] if dim == to else () if dim == at else own[dim] for dim in range(len(own)))
+                counts[moved] += 0
+        for spec in list(counts):
+            pieces = [math.prod(sizes.get(axis, 0) for axis in axes) for axes in spec]
+            fits = [each and not size % each for one in group for size, each in zip(one.shape, pieces, strict=False)]
+            # No dim is open, and each splits evenly.
+            if len(spec) != len(shape) or not all(fits):
+                del counts[spec]
         # An argument without any sharding would be split as the compiler likes.
-        candidates += [Candidate(group, None)] if all(site.kind != IN for site in group) else []
-        candidates += [Candidate(group, spec) for spec, _ in counts.most_common(1)]
+        removable = all(site.kind != IN for site in group)
+        candidates += [Candidate(group, None)] if removable else []
+        candidates += [Candidate(group, spec) for spec, _ in counts.most_common(1 if removable else 2)]
     return candidates[:_SIBLINGS]
 
 
