@@ -136,6 +136,22 @@ class LabelBounds:
                 edge.costs += least[:, None] if end == 0 else least[None, :]
                 own -= least[edge.classes[end]]
 
+    def decode_labels(self) -> list[int]:
+        """A split for each group, chosen after those before it: what a pass backward has left is what later ones take.
+        """
+        chosen: list[int] = []
+        for group, own in enumerate(self.own):
+            cost = own.copy()
+            for number, end in self._touching[group]:
+                edge = self._edges[number]
+                other = edge.ends[1 - end]
+                table = edge.costs if end == 0 else edge.costs.T
+                known = other < group
+                here = table[:, edge.classes[1 - end][chosen[other]]] if known else table.min(axis=1)
+                cost += here[edge.classes[end]]
+            chosen.append(int(cost.argmin()))
+        return chosen
+
     def share_prices(self) -> None:
         """Offers what a reader's share of a price does not add to the bound to all readers of that copy."""
         for shared in self._shared:

@@ -34,11 +34,14 @@ from reshard.types.units import bytes_text
 ROWS_AT_ONCE = 8
 """So many positions are added after a solution that exceeds the budget, the worst ones."""
 
-WIDTHS = (0.002, 0.005, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)
+WIDTHS = (0.002, 0.03, 0.3, np.inf)
 """By which part of the bound splits may exceed it to be among those of the program, at first and then."""
 
 PROVED_SPLITS = 100
 """With more splits than these, the smallest budget is the least that was found among the good ones."""
+
+DEARER = 16
+"""So often bytes grow twice as dear where a budget is exceeded, until some choice keeps to it."""
 
 PRICED_SPLITS = 400
 """Bytes are priced among so many splits at first."""
@@ -58,110 +61,145 @@ def choose_splits(
 ) -> Assignment:
     """The assignment that takes the fewest seconds, within a relative `gap`, and holds at most `budget` bytes.
 
-    A device holds `extra_bytes` beside what the problem knows of. After `time_limit` seconds, not
+    A device holds `extra_bytes` beside what the problem knows of. After `time_limit` seconds of this process, not
     counting those of the prices, the best assignment so far is returned; its `gap` says how far off it can be.
     Raises `BudgetError` if no assignment meets the budget, and `PlanError` if none was found in time.
     """
-    search = _SplitSearch(problem, prices, speed, gap, time_limit)
-    chosen = search.find_best(None)
-    most = None if budget is None else max(0, budget - extra_bytes)
-    if most is None or (chosen is not None and chosen.peak_bytes <= most):
-        if chosen is None:
-            raise PlanError("no choice of layouts was found in time: give a longer time_limit")
-        return chosen
-    if chosen is not None:
-        search.add_rows(chosen, most)
-    # Some of the time is for the fewest bytes, should nothing fit.
-    until = search.until
-    search.until -= 0.3 * (until - time.monotonic())
-    # What no choice can keep to at a single position need not be looked for.
-    found = None if search.rows and search.bound_bytes() * (1 - 1e-6) > most else search.find_best(most)
-    if found is not None:
-        return found
-    search.until = until
-    # Neither found nor shown to be impossible in time: the fewest bytes settle which.
-    least = search.find_smallest()
-    if least.peak_bytes <= most:
-        return least
-    smallest = least.peak_bytes + extra_bytes
-    raise BudgetError(
-        f"no choice of layouts keeps to {bytes_text(budget or 0)} on each device; give {bytes_text(smallest)}, the "
-        "least that was found, or more",
-        smallest,
-    )
+    return SplitSearch(problem, prices, speed, time_limit, gap).choose(budget, extra_bytes)
 
 
 def smallest_budget(
     problem: Problem, prices: MovePrices, speed: DeviceSpeed, time_limit: float = 60.0, gap: float = 1e-2
 ) -> Assignment:
     """The assignment that holds the fewest bytes at its peak, within a relative `gap`, however long it takes."""
-    return _SplitSearch(problem, prices, speed, gap, time_limit).find_smallest()
+    return SplitSearch(problem, prices, speed, time_limit, gap).find_smallest()
 
 
-class _SplitSearch:
-    """Looks for choices by bounds and programs; `rows` is where memory has been seen to bind."""
+class SplitSearch:
+    """Looks for choices for one problem by bounds and programs; what is found for one budget is known to the next.
 
-    def __init__(self, problem: Problem, prices: MovePrices, speed: DeviceSpeed, gap: float, time_limit: float) -> None:
+    `rows` is where memory has been seen to bind.
+    """
+
+    def __init__(
+        self, problem: Problem, prices: MovePrices, speed: DeviceSpeed, time_limit: float = 60.0, gap: float = 1e-2
+    ) -> None:
         self.problem, self.prices, self.speed, self.gap = problem, prices, speed, gap
         self.tables = tabulate_problem(problem, prices, speed)
-        # Prices are needed whatever they take: a limit that they used up would leave the first choice that comes.
-        self.until = time.monotonic() + time_limit
         self.scale = scale_seconds(self.tables)
         self.rows: dict[MemoryRow, float] = {}
-        # Splits that some relaxation within the budget took a part of: good candidates, whatever the bounds say.
+        # Splits that some relaxation within a budget took a part of: good candidates, whatever the bounds say.
         self.used = [np.zeros(len(group.splits), bool) for group in self.tables.groups]
-        self.best: Assignment | None = None
-        """The fastest choice seen that keeps to the budget, and the one that holds the fewest bytes."""
-        self.smallest: Assignment | None = None
+        self._bounds = LabelBounds(problem, self.tables, self.scale)
+        self._seen: list[Assignment] = []
+        self._free: Assignment | None = None
+        self._limit = time_limit
+        self._set_clock()
+
+    def _set_clock(self) -> None:
+        # Seconds of this process: on a machine that has more to do, the same choice is made, only later.
+        self._started = time.process_time(), time.monotonic()
+        self.until = self._started[0] + self._limit
+
+    def offer(self, splits: Sequence[Split], anew: Iterable[tuple[int, int]] = ()) -> Assignment:
+        """Makes a choice known, such as an expert's: none that is slower and holds as much is returned from now on."""
+        offered = assess_splits(self.problem, splits, anew, self.prices, self.speed)
+        # A move that no plan makes makes it no choice at all.
+        if offered.seconds < np.inf:
+            self._seen.append(offered)
+        return offered
+
+    def fastest_within(self, budget: int | None) -> Assignment | None:
+        """The fastest choice seen that keeps to a budget."""
+        fitting = (each for each in self._seen if budget is None or each.peak_bytes <= budget)
+        return min(fitting, key=lambda each: each.seconds, default=None)
+
+    def smallest_seen(self) -> Assignment:
+        """The choice seen that holds the fewest bytes."""
+        return min(self._seen, key=lambda each: each.peak_bytes)
+
+    def choose(self, budget: int | None = None, extra_bytes: int = 0) -> Assignment:
+        """What `choose_splits` returns."""
+        self._set_clock()
+        if self._free is None:
+            self._free = self.find_best(None)
+        most = None if budget is None else max(0, budget - extra_bytes)
+        if most is None or (self._free is not None and self._free.peak_bytes <= most):
+            if self._free is None:
+                raise PlanError("no choice of layouts was found in time: give a longer time_limit")
+            return self._free
+        self.rows = {}
+        if self._free is not None:
+            self.add_rows(self._free, most)
+        # Some of the time is for the fewest bytes, should nothing fit.
+        until = self.until
+        self.until -= 0.3 * (until - time.process_time())
+        # What no choice can keep to at a single position need not be looked for.
+        found = None if self.rows and self.bound_bytes() * (1 - 1e-6) > most else self.find_best(most)
+        if found is not None:
+            return found
+        self.until = until
+        # Neither found nor shown to be impossible in time: the fewest bytes settle which.
+        least = self.find_smallest()
+        if least.peak_bytes <= most:
+            return least
+        smallest = least.peak_bytes + extra_bytes
+        raise BudgetError(
+            f"no choice of layouts keeps to {bytes_text(budget or 0)} on each device; give {bytes_text(smallest)}, "
+            "the least that was found, or more",
+            smallest,
+        )
 
     def find_best(self, budget: int | None) -> Assignment | None:
         """The fastest choice within a budget, with a bound; None if there is none, or none was found in time."""
-        bounds = LabelBounds(self.problem, self.tables, self.scale)
+        bounds = self._bounds
+        bounds.price_bytes({})
         least = self._raise_bound(bounds)
         unit = _round_unit(budget or 1)
+        self._repair(self._decode(bounds), (), budget)
         if budget is not None:
             # Ten times the time of the whole program for all bytes of the budget again: more than memory is worth.
             least = self._price_memory(bounds, least, budget, self.scale, unit, 10 * max(least, 1.0))
-            self._find_any(bounds, budget, unit)
-        best = None if budget is None else self.best
-        lower = -np.inf
+        # What is looked for under other prices does not touch these.
+        excess = list(bounds.excess)
+        if budget is not None:
+            self._find_any(bounds, budget)
+        lower = least
         for width in WIDTHS:
             # Typical choices cost about a thousand; where the bound is nothing, so is every part of it.
-            reach = least + width * max(least, 1.0)
-            kept = [
-                np.flatnonzero((e <= reach - least + 1e-9) | u) for e, u in zip(bounds.excess, self.used, strict=True)
-            ]
-            everything = all(len(k) == len(e) for k, e in zip(kept, bounds.excess, strict=True))
-            found, chosen = self._solve(kept, budget, unit)
-            # Nothing was left out, so that the program's own bound holds.
-            reach = np.inf if everything else reach
-            lower = max(lower, reach if found.impossible else min(found.bound, reach))
-            for other in (chosen, None if budget is None else self.best):
-                if other is not None and (best is None or other.seconds < best.seconds):
-                    best = other
-            bound = max(lower, least) / self.scale
+            more = width * max(least, 1.0)
+            best = self.fastest_within(budget)
+            if best is not None and width > WIDTHS[0]:
+                # Who takes a split that adds more than this cannot be better than the best by more than the gap.
+                more = min(more, best.seconds * self.scale / (1 + self.gap) - least)
+            kept = [np.flatnonzero((e <= more + 1e-9) | u) for e, u in zip(excess, self.used, strict=True)]
+            everything = all(len(k) == len(e) for k, e in zip(kept, excess, strict=True))
+            found = self._solve(kept, budget, unit)
+            # Where nothing was left out the program's own bound holds.
+            reach = np.inf if everything else least + more
+            bound = reach if found.impossible else min(found.bound, reach)
+            lower = max(lower, bound)
+            best = self.fastest_within(budget)
             # Sums of the bound and of the choice differ in the last places.
-            if best is not None and best.seconds <= bound * (1 + self.gap) + 1e-12 * best.seconds:
+            if best is not None and best.seconds <= lower / self.scale * (1 + self.gap) + 1e-12 * best.seconds:
                 break
-            if everything or time.monotonic() > self.until:
+            # A program with more splits bounds no better than this one, which was not solved in time.
+            if everything or time.process_time() > self.until or (best is not None and bound < reach):
                 break
-        if budget is None:
-            # Where no program was solved in time, or none well.
-            rounded = self._round_bounds(bounds)
-            best = rounded if best is None or rounded.seconds < best.seconds else best
+        best = self.fastest_within(budget)
         if best is None:
             return None
-        best = self._split_ties(best, bounds, budget)
-        return replace(best, bound_seconds=min(max(lower, least) / self.scale, best.seconds))
+        best = self._split_ties(best, excess, budget)
+        return replace(best, bound_seconds=min(lower / self.scale, best.seconds))
 
-    def _split_ties(self, chosen: Assignment, bounds: LabelBounds, budget: int | None) -> Assignment:
+    def _split_ties(self, chosen: Assignment, excess: Sequence[np.ndarray], budget: int | None) -> Assignment:
         """The choice with what does no work in smaller tiles where that costs nothing else: solvers do not see it."""
-        for group, excess in zip(self.tables.groups, bounds.excess, strict=True):
+        for group, more in zip(self.tables.groups, excess, strict=True):
             if not any(self.problem.nodes[node].held_bytes for node in group.nodes):
                 continue
             now = group.splits.index(chosen.splits[group.nodes[0]])
             # Few are as good by the bounds, and of these the first ones are as a rule as good in this choice.
-            alike = (group.seconds < group.seconds[now]) & (excess <= excess[now] + 1e-3)
+            alike = (group.seconds < group.seconds[now]) & (more <= more[now] + 1e-3)
             for other in sorted(np.flatnonzero(alike).tolist(), key=group.seconds.__getitem__)[:4]:
                 changed = dict.fromkeys(group.nodes, group.splits[other])
                 splits = [changed.get(node, split) for node, split in enumerate(chosen.splits)]
@@ -171,20 +209,15 @@ class _SplitSearch:
                     break
         return chosen
 
-    def _round_bounds(self, bounds: LabelBounds) -> Assignment:
-        """A choice that takes no program: of each group the split that adds the least, or the first, which as a rule is
-        none; whichever is faster."""
-        rounded = [group.splits[int(e.argmin())] for group, e in zip(self.tables.groups, bounds.excess, strict=True)]
-        tried = [
-            assess_splits(self.problem, [splits[g] for g in self.tables.group_of], (), self.prices, self.speed)
-            for splits in (rounded, [group.splits[0] for group in self.tables.groups])
-        ]
-        return min(tried, key=lambda chosen: chosen.seconds)
+    def _decode(self, bounds: LabelBounds) -> list[Split]:
+        """A choice that takes no program: the splits that bounds lead to, group after group."""
+        chosen = [group.splits[at] for group, at in zip(self.tables.groups, bounds.decode_labels(), strict=True)]
+        return [chosen[group] for group in self.tables.group_of]
 
     def find_smallest(self) -> Assignment:
         """The choice that holds the fewest bytes, or the least that was found in time."""
-        self.rows, self.best = {}, None
-        best = self.find_best(None)
+        self.rows = {}
+        best = self._free or self.find_best(None)
         if best is None:
             raise PlanError("no choice of layouts was found in time: give a longer time_limit")
         if best.peak_bytes == 0:  # A step of scalars: no position has anything to count.
@@ -192,7 +225,8 @@ class _SplitSearch:
         unit = _round_unit(best.peak_bytes)
         self.add_rows(best, 0)
         # What is fastest is often split as far as can be, so that only copies made anew are left to save.
-        best = min(best, self._repair(best.splits, best.anew, 0), key=lambda chosen: chosen.peak_bytes)
+        self._repair(best.splits, best.anew, 0)
+        best = self.smallest_seen()
         if best.peak_bytes <= self.bound_bytes() * (1 + self.gap):
             return best
         # Where memory alone counts nearly all splits are as good as others: some of the seconds tell them apart.
@@ -204,8 +238,7 @@ class _SplitSearch:
             bounds.price_bytes(prices)
             self._price_memory(bounds, self._raise_bound(bounds), 0, scale, unit, 1.0)
             prices = bounds.byte_prices
-            if self.smallest is not None and self.smallest.peak_bytes < best.peak_bytes:
-                best = self.smallest
+            best = self.smallest_seen()
         # With the seconds taken out again, what is left bounds the bytes: a weighted mean of peaks is at most the peak.
         alone = LabelBounds(self.problem, self.tables, 0.0)
         alone.price_bytes(prices)
@@ -226,12 +259,12 @@ class _SplitSearch:
                 best = chosen if chosen.peak_bytes < best.peak_bytes else best
                 # The bound is one on peaks at some positions, hence on all.
                 lower = found.bound * unit
-                if best.peak_bytes <= lower * (1 + self.gap) + 0.5 or time.monotonic() > self.until:
+                if best.peak_bytes <= lower * (1 + self.gap) + 0.5 or time.process_time() > self.until:
                     least = max(least, lower) if everything else least
                     break
                 self.add_rows(chosen, int(lower))
             # With splits left out, only the bound without any program says that nothing holds less.
-            if best.peak_bytes <= least * (1 + self.gap) + 0.5 or everything or time.monotonic() > self.until:
+            if best.peak_bytes <= least * (1 + self.gap) + 0.5 or everything or time.process_time() > self.until:
                 break
         return best
 
@@ -245,9 +278,11 @@ class _SplitSearch:
         return self._raise_bound(bounds) * unit
 
     def _slice(self) -> float:
-        """Seconds for one program: a third of what is left, so that others follow it."""
-        left = self.until - time.monotonic()
-        return min(left, max(10.0, left / 3))
+        """Seconds for one program, which the solver takes by the clock: a third of what is left, so that others follow."""
+        now = time.process_time()
+        busy = max(1.0, (time.monotonic() - self._started[1]) / max(1.0, now - self._started[0]))
+        left = self.until - now
+        return busy * min(left, max(10.0, left / 3))
 
     def _raise_bound(self, bounds: LabelBounds) -> float:
         """Passes costs on until the bound rises no more; returns what it was before the last pass, which `excess` adds
@@ -262,7 +297,7 @@ class _SplitSearch:
             # The sum of what groups and pairs cost rises in fits and starts, so that a few idle passes are allowed.
             stalled = stalled + 1 if least < before + 1e-6 * abs(before) else 0
             before = max(before, least)
-            if stalled > 12 or time.monotonic() > self.until:
+            if stalled > 12 or time.process_time() > self.until:
                 break
             bounds.share_prices()
         return least
@@ -297,39 +332,32 @@ class _SplitSearch:
             if len(self.rows) == known and abs(found.bound - before) <= 1e-4 * abs(before):
                 break
             before = found.bound
-            if time.monotonic() > self.until:
+            if time.process_time() > self.until:
                 break
         return least - paid
 
-    def _find_any(self, bounds: LabelBounds, budget: int, unit: int) -> None:
-        """Looks for some choice that keeps to the budget, rounding relaxations within less and less of it."""
-        for part in (1.0, 0.9, 0.8, 0.65, 0.5, 0.35):
-            if self.best is not None or time.monotonic() > self.until:
+    def _find_any(self, bounds: LabelBounds, budget: int) -> None:
+        """Looks for some choice that keeps to the budget, while bytes grow dearer wherever a choice exceeds it."""
+        prices = dict(bounds.byte_prices)
+        least = 0.01 * max(1.0, bounds.bound()) / max(1, budget)
+        for _ in range(DEARER):
+            tried = self._repair(self._decode(bounds), (), budget)
+            if self.fastest_within(budget) is not None or time.process_time() > self.until:
                 return
-            every = np.sort(np.concatenate(bounds.excess))
-            width = every[min(PRICED_SPLITS, len(every) - 1)]
-            kept = [np.flatnonzero((e <= width) | u) for e, u in zip(bounds.excess, self.used, strict=True)]
-            tables = restrict_splits(self.tables, kept)
-            model = LayoutModel(self.problem, tables, self.rows, int(part * budget), self.scale, unit, 1e5)
-            found = model.program.relax(self._slice())
-            if found.values is not None:
-                self.add_rows(self._repair(*model.read_splits(found.values), budget), budget, tighten=False)
+            for position in self.add_rows(tried, budget, tighten=False):
+                prices[position] = 2 * prices.get(position, least)
+            bounds.price_bytes(prices)
+            self._raise_bound(bounds)
 
-    def _repair(self, splits: Sequence[Split], anew: Iterable[tuple[int, int]], budget: int) -> Assignment:
+    def _repair(self, splits: Sequence[Split], anew: Iterable[tuple[int, int]], budget: int | None) -> Assignment:
         """The choice with those splits, in which copies are made anew until it fits, most bytes a second first."""
         apart = set(anew)
         group_of = self.tables.group_of
         while True:
             moves = list_placed_moves(self.problem, splits, apart)
             priced = self.prices.price_pairs([(move.source, move.target) for move in moves])
-            chosen = assess_splits(self.problem, splits, apart, self.prices, self.speed)
-            # Splits that are rounded from parts may need a move that no plan makes: then this is no choice at all.
-            possible = chosen.seconds < np.inf
-            if possible and (self.smallest is None or chosen.peak_bytes < self.smallest.peak_bytes):
-                self.smallest = chosen
-            if chosen.peak_bytes <= budget:
-                if possible and (self.best is None or chosen.seconds < self.best.seconds):
-                    self.best = chosen
+            chosen = self.offer(splits, apart)
+            if budget is None or chosen.peak_bytes <= budget:
                 return chosen
             live, _ = measure_memory(self.problem, splits, moves, priced)
             worst = int(live.argmax())
@@ -353,27 +381,25 @@ class _SplitSearch:
                 if (group_of[node], index) in keys
             }
 
-    def _solve(self, kept: Sequence[np.ndarray], budget: int | None, unit: int) -> tuple[Solution, Assignment | None]:
-        """The best choice among some splits, with rows for memory added until it keeps to the budget."""
+    def _solve(self, kept: Sequence[np.ndarray], budget: int | None, unit: int) -> Solution:
+        """Looks for the best choice among some splits, with rows for memory added until it keeps to the budget."""
         tables = restrict_splits(self.tables, kept)
         while True:
             rows = {} if budget is None else self.rows
             model = LayoutModel(self.problem, tables, rows, budget or 0, self.scale, unit)
             found = model.program.solve(self.gap / 5, self._slice())
             if found.values is None:
-                return found, None
-            splits, anew = model.read_splits(found.values)
-            chosen = assess_splits(self.problem, splits, anew, self.prices, self.speed)
+                return found
+            chosen = self.offer(*model.read_splits(found.values))
             # The figures are counted again, apart from the program: its rows can err only by costing a round.
-            if budget is None or chosen.peak_bytes <= budget:
-                return found, chosen
-            if time.monotonic() > self.until:
-                return found, None
+            if budget is None or chosen.peak_bytes <= budget or time.process_time() > self.until:
+                return found
+            self._repair(chosen.splits, chosen.anew, budget)
             self.add_rows(chosen, budget)
 
-    def add_rows(self, chosen: Assignment, budget: int, tighten: bool = True) -> None:
-        """Adds rows for the positions where an assignment exceeds a budget most; a row that it should have kept, more
-        strictly."""
+    def add_rows(self, chosen: Assignment, budget: int, tighten: bool = True) -> list[int]:
+        """Adds rows for the positions where an assignment exceeds a budget most, which are returned; a row that it
+        should have kept, more strictly."""
         moves = list_placed_moves(self.problem, chosen.splits, chosen.anew)
         priced = self.prices.price_pairs([(move.source, move.target) for move in moves])
         live, beside = measure_memory(self.problem, chosen.splits, moves, priced)
@@ -406,6 +432,7 @@ class _SplitSearch:
                 self.rows[row] = 0.0
             elif tighten:
                 self.rows[row] += 2 * (total - budget)
+        return [row.position for _, row in peaks[:ROWS_AT_ONCE]]
 
 
 def _round_unit(nbytes: int) -> int:
