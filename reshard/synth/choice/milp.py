@@ -156,7 +156,8 @@ class SplitSearch:
         bounds.price_bytes({})
         least = self._raise_bound(bounds)
         unit = _round_unit(budget or 1)
-        self._repair(self._decode(bounds), (), budget)
+        for splits in (self._decode(bounds), [self.tables.groups[group].splits[0] for group in self.tables.group_of]):
+            self._repair(splits, (), budget)
         if budget is not None:
             # Ten times the time of the whole program for all bytes of the budget again: more than memory is worth.
             least = self._price_memory(bounds, least, budget, self.scale, unit, 10 * max(least, 1.0))
@@ -169,6 +170,8 @@ class SplitSearch:
             # Typical choices cost about a thousand; where the bound is nothing, so is every part of it.
             more = width * max(least, 1.0)
             best = self.fastest_within(budget)
+            if best is not None and best.seconds * self.scale <= lower * (1 + self.gap / 50) + 1e-9:
+                break
             if best is not None and width > WIDTHS[0]:
                 # Who takes a split that adds more than this cannot be better than the best by more than the gap.
                 more = min(more, best.seconds * self.scale / (1 + self.gap) - least)

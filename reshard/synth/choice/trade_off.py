@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from reshard.errors import BudgetError
 from reshard.synth.choice.device_speed import DeviceSpeed
-from reshard.synth.choice.milp import choose_splits, smallest_budget
+from reshard.synth.choice.milp import SplitSearch
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment, Problem
 from reshard.types.units import bytes_text, seconds_text
@@ -60,18 +60,18 @@ def solve_trade_off(
     `budget` is the one to mark in the picture, and `time_limit` that of each search.
     """
     given = sorted(budgets)
+    search = SplitSearch(problem, prices, speed, time_limit)
     points: list[tuple[int, Assignment]] = []
     if not given:
-        free = choose_splits(problem, prices, speed, time_limit=time_limit)
-        least = smallest_budget(problem, prices, speed, time_limit).peak_bytes
+        free = search.choose()
+        least = search.find_smallest().peak_bytes
         ratio = max(1.0, free.peak_bytes / max(1, least))
         # In equal factors, since halving memory again and again is what a machine's size asks for.
         given = sorted({round(least * ratio ** (step / _BUDGETS)) for step in range(_BUDGETS)} | {least})
         points.append((free.peak_bytes, free))
-    # Larger budgets are solved anew: what a smaller one allows is only a bound for them.
     for bytes_each in given:
         try:
-            points.append((bytes_each, choose_splits(problem, prices, speed, bytes_each, time_limit=time_limit)))
+            points.append((bytes_each, search.choose(bytes_each)))
         except BudgetError:
             # Smaller ones may be too small; that none fits is the caller's mistake.
             if bytes_each == given[-1] and not points:
