@@ -18,10 +18,12 @@ from reshard.jax.layout_choice import search
 from reshard.jax.layout_choice.compiled_figures import measure_executable
 from reshard.jax.layout_choice.trace_step import read_step_program
 from reshard.jax.program_report import devices_for, hush_compiler
-from reshard.synth.choice import assess_splits, milp
+from reshard.synth.choice import assess_splits
+from reshard.synth.choice.milp import SplitSearch
 
 NETWORK = "tpu-v5p"
 WIDE = 128
+CHOOSE = SplitSearch.choose
 
 
 @pytest.fixture(scope="module")
@@ -136,16 +138,16 @@ def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choic
     """The compiler is made to need so much more than it says: what it compiled decides, not the model."""
     asked, problems = [], []
 
-    def choose(problem, *args, budget=None, extra_bytes=0, **options):
-        problems.append(problem)
+    def choose(self, budget=None, extra_bytes=0):
+        problems.append(self.problem)
         asked.append((budget, extra_bytes))
-        return milp.choose_splits(problem, *args, budget=budget, extra_bytes=extra_bytes, **options)
+        return CHOOSE(self, budget, extra_bytes)
 
     def measure(*args):
         figures = measure_executable(*args)
         return replace(figures, peak_bytes=figures.peak_bytes + unseen)
 
-    monkeypatch.setattr(search, "choose_splits", choose)
+    monkeypatch.setattr(SplitSearch, "choose", choose)
     monkeypatch.setattr(search, "measure_executable", measure)
     options = {"network": NETWORK, "donate": 0, "compare": "none"}
     peak = free.peak_bytes + unseen
@@ -165,32 +167,33 @@ def test_no_more_than_three_corrections_are_made(mesh, monkeypatch):
     """The same is chosen whatever the budget: the least memory is tried after, and the refusal says what it takes."""
     asked, least = [], []
 
-    def choose(*args, budget=None, extra_bytes=0, **options):
+    def choose(self, budget=None, extra_bytes=0):
         asked.append(budget)
-        return milp.choose_splits(*args, **options)
+        return CHOOSE(self)
 
-    def choose_least(*args, **options):
-        least.append(options)
-        return milp.choose_splits(*args, **options)
+    def choose_least(self):
+        least.append(self)
+        return CHOOSE(self)
 
-    monkeypatch.setattr(search, "choose_splits", choose)
-    monkeypatch.setattr(search, "smallest_budget", choose_least)
+    monkeypatch.setattr(SplitSearch, "choose", choose)
+    monkeypatch.setattr(SplitSearch, "find_smallest", choose_least)
     with pytest.raises(BudgetError, match="the smallest budget that works is") as refused:
         reshard.jax.autoshard(update, mesh, *list_shapes(), network=NETWORK, budget=1024, compare="none")
     assert asked == [None, 1024, 1024, 1024] and len(least) == 1 and refused.value.smallest > 1024
 
 
 def test_what_experts_plan_is_emitted_where_nothing_is_found_in_time(mesh, monkeypatch):
-    def choose(*args, budget=None, **options):
+    def choose(self, budget=None, extra_bytes=0):
         if budget is not None:
             raise PlanError("no choice of layouts was found in time")
-        return milp.choose_splits(*args, **options)
+        return CHOOSE(self)
 
-    monkeypatch.setattr(search, "choose_splits", choose)
-    monkeypatch.setattr(search, "smallest_budget", lambda *args, **_: choose(*args))
+    monkeypatch.setattr(SplitSearch, "choose", choose)
+    monkeypatch.setattr(SplitSearch, "find_smallest", CHOOSE)
     shapes = list_shapes()
     free = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, compare="none").peak_bytes
     choice = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, budget=free - 4096)
+    monkeypatch.undo()
     assert choice.peak_bytes < free - 4096
     emitted = [each for each in choice.tried[1:] if each.emitted]
     assert emitted and emitted[-1].compiled.received_bytes <= 1.05 * emitted[-1].planned.received_bytes + 64

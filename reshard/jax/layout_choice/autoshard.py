@@ -40,7 +40,6 @@ from reshard.jax.request import options_on
 from reshard.lower.to_stablehlo import Module
 from reshard.runtime.platform_network import find_calibration
 from reshard.synth.choice.device_speed import SPEEDS, DeviceSpeed
-from reshard.synth.choice.milp import choose_splits
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment
 from reshard.synth.choice.trade_off import TradeOff, solve_trade_off
@@ -144,11 +143,7 @@ class LayoutChoice:
             doubled = 2 * self.search.budget
             # Corrected as the choice was: the model by itself may have no room for what the compiler has.
             unseen = self._figures.peak_bytes - planned.peak_bytes
-            bought = choose_splits(
-                problem, self.search.prices, self.search.speed, budget=doubled, extra_bytes=unseen,
-                time_limit=self.search.time_limit,
-            )  # fmt: skip
-            larger.append((doubled, bought))
+            larger.append((doubled, self.search.splits.choose(doubled, unseen)))
         named = [(name, number) for name, number in arguments if number >= 0]
         note = (
             "" if self.best.emitted else f"these are the moves of a plan: what moves in {self.best.name}, XLA decided"
@@ -157,10 +152,8 @@ class LayoutChoice:
 
     def trade_off(self, budgets: Sequence[int] = ()) -> TradeOff:
         """What is chosen under each budget, by default from the least possible one up: a picture in a notebook."""
-        search = self.search
         others = {each.name: each.planned for each in self.tried[1:] if each.planned is not None}
-        given = search.graph.problem, search.prices, search.speed
-        return solve_trade_off(*given, budgets, others, search.budget, search.time_limit)
+        return solve_trade_off(self.search.splits, budgets, others, self.search.budget)
 
     def to_json(self, indent: int | None = None) -> str:
         """All figures, the shardings by path, and the explanation."""
@@ -259,7 +252,7 @@ def autoshard(
     `reshard.plan`, and `speed` a `DeviceSpeed` or the name of one. `fixed` maps paths of arguments and results to the
     specs that stay: `{"params/w1": P("x"), "result/0": None}`; see `layout_choice.fixed_specs`. `donate` has the
     numbers of the arguments that are donated. `compare` says which programs of experts are compiled beside the chosen
-    one: "none", the "best" by the model, or "all". `time_limit` has the wall seconds of each search; prices of moves
+    one: "none", the "best" by the model, or "all". `time_limit` has the CPU seconds of each search; prices of moves
     and compiles are not counted.
 
     Raises `BudgetError` if nothing that was compiled fits the budget; its `smallest` is the least that was compiled, no

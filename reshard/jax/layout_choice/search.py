@@ -18,6 +18,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from jax.sharding import Mesh as JaxMesh
@@ -36,9 +37,8 @@ from reshard.jax.layout_choice.trace_step import TracedStep
 from reshard.jax.program_report import compile_module, hush_compiler
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.lower.to_stablehlo import Module
-from reshard.synth.choice.assess import assess_splits
 from reshard.synth.choice.device_speed import DeviceSpeed
-from reshard.synth.choice.milp import choose_splits, smallest_budget
+from reshard.synth.choice.milp import SplitSearch, choose_splits
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment
 from reshard.synth.cost import Links
@@ -88,6 +88,11 @@ class LayoutSearch:
     time_limit: float
     spent: dict[str, float]
 
+    @cached_property
+    def splits(self) -> SplitSearch:
+        """The search of the model, which knows at each budget what was found for those before."""
+        return SplitSearch(self.graph.problem, self.prices, self.speed, self.time_limit)
+
     def sum_seconds(self, figures: ExecutableFigures) -> float:
         """The modelled seconds of a compiled program: its collectives, and its work."""
         # The dtype that most bytes of the arguments have stands for that of the work: a module does not say more.
@@ -102,14 +107,11 @@ class LayoutSearch:
         """What the model chooses, if it fits the budget as compiled: nothing is faster. Else what it chooses within the
         budget, with memory as the compiler used it and what it needs beyond that, or less; where that leads to nothing
         that fits, what needs the least memory by the model."""
-        graph, unseen = self.graph, None
+        graph, splits, unseen = self.graph, self.splits, None
         for _ in range(_CORRECTIONS + 1):
             try:
                 with measure_time(self.spent, "solve"):
-                    chosen = choose_splits(
-                        graph.problem, self.prices, self.speed, budget=None if unseen is None else self.budget,
-                        extra_bytes=unseen or 0, time_limit=self.time_limit,
-                    )  # fmt: skip
+                    chosen = splits.choose(None if unseen is None else self.budget, unseen or 0)
             except (BudgetError, PlanError) as error:  # Nothing fits, or nothing was found in time.
                 log.debug("%s", error)
                 break
@@ -123,12 +125,13 @@ class LayoutSearch:
                 given = self.fixed.arguments, self.fixed.results
                 graph = build_graph(self.step, self.rules, self.mesh, *given, tried.order)
                 seen = graph.renumber(chosen, self.graph)
-                chosen = assess_splits(graph.problem, seen.splits, seen.anew, self.prices, self.speed)
+                splits = SplitSearch(graph.problem, self.prices, self.speed, self.time_limit)
+                chosen = splits.offer(seen.splits, seen.anew)
             unseen = 0 if tried.compiled is None else tried.compiled.peak_bytes - chosen.peak_bytes
             log.debug("%s exceeds the budget %s, the model %d", tried.compiled, self.budget, chosen.peak_bytes)
         # What the compiler needs beyond the model differs by program, so this may fit though the model has no hope.
         with measure_time(self.spent, "solve"):
-            least = smallest_budget(self.graph.problem, self.prices, self.speed, time_limit=self.time_limit)
+            least = self.splits.find_smallest()
         return self.compile_assignment(least)
 
     def fits(self, tried: TriedLayouts) -> bool:

@@ -20,6 +20,7 @@ from reshard.synth.choice.assess import PlacedMove as PlacedMove
 from reshard.synth.choice.assess import assess_splits as assess_splits
 from reshard.synth.choice.assess import list_placed_moves as list_placed_moves
 from reshard.synth.choice.device_speed import DeviceSpeed as DeviceSpeed
+from reshard.synth.choice.milp import SplitSearch as SplitSearch
 from reshard.synth.choice.milp import choose_splits as choose_splits
 from reshard.synth.choice.milp import smallest_budget as smallest_budget
 from reshard.synth.choice.prices import MovePrice as MovePrice

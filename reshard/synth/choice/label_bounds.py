@@ -137,8 +137,7 @@ class LabelBounds:
                 own -= least[edge.classes[end]]
 
     def decode_labels(self) -> list[int]:
-        """A split for each group, chosen after those before it: what a pass backward has left is what later ones take.
-        """
+        """A split for each group, given those before it: what a pass backward has left is what later ones take."""
         chosen: list[int] = []
         for group, own in enumerate(self.own):
             cost = own.copy()

@@ -281,7 +281,7 @@ class SplitSearch:
         return self._raise_bound(bounds) * unit
 
     def _slice(self) -> float:
-        """Seconds for one program, which the solver takes by the clock: a third of what is left, so that others follow."""
+        """Seconds by the clock for one program: a third of what is left, so that others follow."""
         now = time.process_time()
         busy = max(1.0, (time.monotonic() - self._started[1]) / max(1.0, now - self._started[0]))
         left = self.until - now

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from reshard.errors import BudgetError
-from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.milp import SplitSearch
-from reshard.synth.choice.prices import MovePrices
-from reshard.synth.choice.problem import Assignment, Problem
+from reshard.synth.choice.problem import Assignment
 from reshard.types.units import bytes_text, seconds_text
 
 _BUDGETS = 5  # Between the least peak and that of the fastest choice, if none are given.
@@ -47,20 +45,16 @@ class TradeOff:
 
 
 def solve_trade_off(
-    problem: Problem,
-    prices: MovePrices,
-    speed: DeviceSpeed,
+    search: SplitSearch,
     budgets: Iterable[int] = (),
     others: Mapping[str, Assignment] | None = None,
     budget: int | None = None,
-    time_limit: float = 60.0,
 ) -> TradeOff:
     """Chooses under each budget that something fits; by default from the least possible one to where more is of no use.
 
-    `budget` is the one to mark in the picture, and `time_limit` that of each search.
+    `budget` is the one to mark in the picture.
     """
     given = sorted(budgets)
-    search = SplitSearch(problem, prices, speed, time_limit)
     points: list[tuple[int, Assignment]] = []
     if not given:
         free = search.choose()

@@ -17,7 +17,7 @@ from reshard.jax.layout_choice.op_rules import read_op_rules
 from reshard.jax.layout_choice.trace_step import trace_step
 from reshard.synth.choice.assess import assess_splits
 from reshard.synth.choice.device_speed import DeviceSpeed
-from reshard.synth.choice.milp import choose_splits
+from reshard.synth.choice.milp import SplitSearch, choose_splits
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, Tensor
 from reshard.synth.choice.trade_off import solve_trade_off
@@ -153,7 +153,7 @@ def test_less_memory_takes_longer_down_to_where_nothing_fits(prices: MovePrices)
     lives = [(0, 8), (3, 5), (1, 1), (5, 5), (8, 8)]
     tensors = tuple(Tensor(f"t{at}", (WIDE, OUT), "f32", *life) for at, life in enumerate(lives))
     problem = Problem(MESH, tensors, nodes)
-    trade = solve_trade_off(problem, prices, SPEED, budget=7 * 2**20)
+    trade = solve_trade_off(SplitSearch(problem, prices, SPEED), budget=7 * 2**20)
     choices = [choice for _, choice in trade.points]
     assert all(choice.peak_bytes <= budget for budget, choice in trade.points)
     assert choices[0].anew and not choices[-1].anew
@@ -161,9 +161,9 @@ def test_less_memory_takes_longer_down_to_where_nothing_fits(prices: MovePrices)
     svg = trade.to_svg()
     assert "budget 7.0 MiB" in svg and svg.count("chosen</title>") == 2
     most = choices[-1].peak_bytes
-    assert [budget for budget, _ in solve_trade_off(problem, prices, SPEED, [1, most]).points] == [most]
+    assert [budget for budget, _ in solve_trade_off(SplitSearch(problem, prices, SPEED), [1, most]).points] == [most]
     with pytest.raises(BudgetError):
-        solve_trade_off(problem, prices, SPEED, [1, 2])
+        solve_trade_off(SplitSearch(problem, prices, SPEED), [1, 2])
 
 
 @pytest.mark.parametrize(
