@@ -90,3 +90,15 @@ def mesh(devices: Sequence[int], **sizes: int) -> Mesh:
 def some(dtype: Any, shape: Sequence[int] = (16, 8)) -> np.ndarray:
     """An array of any dtype, its elements telling each other apart as far as the dtype can."""
     return np.asarray(jax.numpy.arange(np.prod(shape)).reshape(shape).astype(dtype))
+
+
+def check_views(x: jax.Array, target: NamedSharding, out: jax.Array) -> None:
+    """The array of 12 x 24 through a view, in part, and into rows of one of 24 x 24 halves, which stays as it is."""
+    values = filled(x.shape)
+    turned = values.reshape(3, 4, 24).transpose(2, 1, 0).reshape(24, 12)
+    assert_exact(redistribute(x, target, view="(t h) d -> d (h t)", t=3), target, turned)
+    assert_exact(redistribute(x, target, view="(t h) d -> h d", take={"t": 1}, t=2), target, values[6:])
+    old = np.full((24, 24), 0.5, "float32")
+    old[6:18] = values
+    assert_exact(redistribute(x, target, into={0: slice(6, 18)}, out=out), target, old)
+    assert (np.asarray(out) == 0.5).all() and not x.is_deleted()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -33,16 +32,6 @@ from tests.jax.crossing.cases import (
 from tests.jax.oracle import assert_exact, filled, mesh_of
 
 FOUR = {"a": 2, "b": 2}
-
-
-@pytest.fixture(params=["host", "messages"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Both ways: a copy on the host, and messages or whole tiles as between accelerators."""
-    if request.param == "host":
-        yield "host"
-        return
-    with by_messages(monkeypatch):
-        yield "messages"
 
 
 @pytest.mark.parametrize("donate", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,10 +15,11 @@ from reshard.errors import BudgetError, LayoutError, PlanError
 from reshard.jax import redistribute
 from reshard.jax.request import ReshardRequest, plan_across
 from reshard.types.view import Atom, View, Window
-from tests.jax.crossing.cases import by_messages, mesh
+from tests.jax.crossing.cases import by_messages, check_views, mesh
 from tests.jax.oracle import assert_exact, filled
 
 X = filled((12, 24))
+HALVES = np.full((24, 24), 0.5, "float32")
 SOURCES = [P("a", "b"), P(None, "a")]
 HERE = mesh(range(4), a=2, b=2)
 TARGETS = [
@@ -30,35 +30,14 @@ TARGETS = [
 FP8 = jnp.float8_e4m3fn
 
 
-@pytest.fixture(params=["host", "messages"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Both ways: a copy on the host, and messages as between accelerators."""
-    if request.param == "host":
-        yield "host"
-        return
-    with by_messages(monkeypatch):
-        yield "messages"
-
-
 def put(values: Any, spec: P) -> jax.Array:
     return jax.device_put(values, NamedSharding(HERE, spec))
-
-
-def check_views(spec: P, target: NamedSharding) -> None:
-    x, out = put(X, spec), put(np.full((24, 24), 0.5, "float32"), P("a"))
-    turned = X.reshape(3, 4, 24).transpose(2, 1, 0).reshape(24, 12)
-    assert_exact(redistribute(x, target, view="(t h) d -> d (h t)", t=3), target, turned)
-    assert_exact(redistribute(x, target, view="(t h) d -> h d", take={"t": 1}, t=2), target, X[6:])
-    old = np.full((24, 24), 0.5, "float32")
-    old[6:18] = X
-    assert_exact(redistribute(x, target, into={0: slice(6, 18)}, out=out), target, old)
-    assert (np.asarray(out) == 0.5).all() and not x.is_deleted()
 
 
 @pytest.mark.parametrize("spec", SOURCES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_views_and_parts_on_the_host(spec: P, target: NamedSharding) -> None:
-    check_views(spec, target)
+    check_views(put(X, spec), target, put(HALVES, P("a")))
 
 
 @pytest.mark.slow
@@ -67,7 +46,7 @@ def test_views_and_parts_on_the_host(spec: P, target: NamedSharding) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_views_and_parts_by_messages(spec: P, target: NamedSharding, monkeypatch: pytest.MonkeyPatch) -> None:
     with by_messages(monkeypatch):
-        check_views(spec, target)
+        check_views(put(X, spec), target, put(HALVES, P("a")))
 
 
 @pytest.mark.fast(2)
