@@ -289,7 +289,7 @@ def test_a_large_donated_source_is_overwritten(sizes: dict[str, int], before: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [1.25, 2.0])
+@pytest.mark.parametrize("times", [1.25, pytest.param(2.0, marks=pytest.mark.sweep)])
 def test_memory_under_a_budget(times: float):
     """In parts if they fit, even if a single collective would fit, too."""
     mesh = rs.Mesh(x=4, y=2)

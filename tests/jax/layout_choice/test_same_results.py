@@ -133,7 +133,8 @@ def given_for(name: str) -> tuple[Any, ...]:
     ("f", "mesh"),
     [
         *((f, "4x2") for f in (attention, convolve, pass_messages, transform, draw, branch)),
-        *((f, "2x2x2") for f in (pass_messages, transform)),
+        (transform, "2x2x2"),
+        pytest.param(pass_messages, "2x2x2", marks=pytest.mark.sweep),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
