@@ -121,7 +121,7 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
     written, runs = find_stored(flow), dict(compiled.runs)
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
-    stored = set[int]()
+    held: dict[int, int] = {}  # until where, for what is stored there first
     copies = [(value, *each) for value in flow.arguments for each in compiled.buffers.get(value, ())]
     for at, op in sorted(flow.ops.items()):
         # What the compiler left no trace of comes for nothing as soon as its operands are there.
@@ -129,24 +129,26 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
         inside = [each for other in range(at, op.last + 1) for each in compiled.runs.get(other, ())] or [ready]
         starts[at], ends[at] = compiled.spans.get(at, (min(inside), max(inside)))
         for value in op.results:
-            buffers = sorted(compiled.buffers.get(value, ()))
-            if buffers:
-                starts[at] = buffers[0][0]
-            copies += [(value, made, used, count - (n == 0)) for n, (made, used, count) in enumerate(buffers)]
-            unseen = value in written and (at not in runs or value not in tiles)
-            if unseen or any(count for *_, count in buffers):
-                stored.add(value)
+            for n, (made, used, count) in enumerate(sorted(compiled.buffers.get(value, ()))):
+                if n == 0:
+                    starts[at], held[value] = made, used
+                # Of two buffers one is the value as long as both are there; one that is made later is another.
+                until = held[value]
+                copies.append((value, made, min(used, until) if made <= until else used, count - (n == 0)))
+                held[value] = max(used, until) if made <= until else until
         runs.setdefault(at, [starts[at]])
+    # Of what has no trace it is as it is written, and so of what loops carry.
+    stored = frozenset(held) | {v for v in written if v not in tiles or flow.values[v].maker not in compiled.runs}
     last = max(flow.ops)
     starts[last] = ends[last] = compiled.length
-    needs = _place_needs(flow, frozenset(stored), runs | {last: [compiled.length]})
+    needs = _place_needs(flow, stored, runs | {last: [compiled.length]})
     for at, each in layouts.operations.items():
         for place, (operand, layout) in enumerate(zip(flow.ops[at].operands, each.operands, strict=True)):
             # What is read as it was made is held until then, whatever has become of its readers.
-            if flow.values[operand].maker >= 0 and operand in compiled.buffers and layout == tiles[operand]:
-                needs[at, place] = min(needs[at, place], max(used for _, used, _ in compiled.buffers[operand]))
+            if operand in held and layout == tiles[operand]:
+                needs[at, place] = min(needs[at, place], held[operand])
     copied = tuple(each for each in copies if each[-1] > 0)
-    return RunOrder(frozenset(stored), starts, needs, ends, compiled.length + 1, copied)
+    return RunOrder(stored, starts, needs, ends, compiled.length + 1, copied)
 
 
 class _CompiledProgram:
@@ -191,7 +193,8 @@ class _CompiledProgram:
                     ]
                     count = max((round(_pad_tiles(each)) for each in same), default=1)
                     span = places[one.made], places[min(one.used, len(places) - 1)]
-                    self.buffers.setdefault(value, []).append((*span, count))
+                    if count:
+                        self.buffers.setdefault(value, []).append((*span, count))
                     break
 
     def _find_done(self, inside: Computation, instruction: Instruction) -> set[int]:
