@@ -23,7 +23,7 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from reshard import hlo
@@ -102,23 +102,15 @@ class Candidate(NamedTuple):
         return self.sites[0].kind
 
 
-@dataclass
 class AdviceSearch:
     """A program and what was measured of it; `compile_it` compiles a module."""
 
-    text: bytes
-    compile_it: Callable[[Any], Any]
-    compiles: int
-    seconds: float
-    tried: int = 0
-    failed: int = 0
-    stopped: str = ""
-    known: dict[frozenset[tuple[Key, Spec | None]], TriedProgram | None] = field(
-        default_factory=dict[frozenset[tuple[Key, "Spec | None"]], "TriedProgram | None"]
-    )
-    started: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
+    def __init__(self, text: bytes, compile_it: Callable[[Any], Any], compiles: int, seconds: float) -> None:
+        self.text, self.compile_it, self.compiles, self.seconds = text, compile_it, compiles, seconds
+        self.tried = self.failed = 0
+        self.stopped = ""
+        self.known: dict[frozenset[tuple[Key, Spec | None]], TriedProgram | None] = {}
+        self.started = time.monotonic()
         module = self.read_module()
         self.axes = {name: dict(mesh.axes) for name, mesh in read_meshes(module).items()}
         listed = read_shardings(module)
