@@ -38,7 +38,10 @@ def enumerate_case(seed, most=1500):
             return rng, problem, every
 
 
-@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 40))])
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed < 22 else pytest.mark.sweep) for seed in range(12, 40)]
+
+
+@pytest.mark.parametrize("seed", [*range(12), *SEEDS])
 def test_every_figure_and_the_best_choice_are_those_of_enumeration(seed):
     rng, problem, every = enumerate_case(seed)
     prices = TablePrices(problem.mesh, seed)
