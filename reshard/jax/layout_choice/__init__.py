@@ -6,7 +6,7 @@
     localize      one operation on the tiles of one device
     step_flow     the program as plain data: values, loops, how often what runs
     clusters      which operations are split alike
-    liveness      which values lie in memory, and until when
+    liveness      which values lie in memory, and until when: as a step is written, or as a compiler ran it
     op_work       the operations and bytes that an operation takes
     graph         the program as a `Problem` of `synth.choice`, and an `Assignment` as the layouts of its operations
     step_layouts  the layouts of all operations, as the choice hands them over
