@@ -75,9 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scenario", choices=tuple(SCENARIOS), help="Llama under a budget")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    alone = options.experts == "none"
+    head, spell, summed = (HEAD_ALONE, line_alone, summary_alone) if alone else (HEAD, line_of, summary)
     if options.table:
         rows = [json.loads(line) for path in options.table for line in path.read_text().splitlines()]
-        print(HEAD, *map(line_of, rows), summary(rows), sep="\n")
+        print(head, *map(spell, rows), summed(rows), sep="\n")
         return 0
     if options.scenario:
         row = _in_child(options.scenario, options, lambda row: "\n".join(row["lines"]))
@@ -90,12 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.real_programs.later_steps import LATER
     from benchmarks.real_programs.training_steps import HELD_BACK, SEEN
 
-    alone = options.experts == "none"
-    print(HEAD_ALONE if alone else HEAD, flush=True)
+    print(head, flush=True)
     steps = {"seen": SEEN, "held-back": HELD_BACK, "later": LATER}[options.steps]
     names = options.only.split(",") if options.only else steps
-    rows = [row for name in names if (row := _in_child(name, options, line_alone if alone else line_of))]
-    print(f"{len(rows)} steps; {sum(bool(row['violations']) for row in rows)} violate" if alone else summary(rows))
+    rows = [row for name in names if (row := _in_child(name, options, spell))]
+    print(summed(rows))
     return 0 if len(rows) == len(names) and not any(row["violations"] for row in rows) else 1
 
 
@@ -360,6 +361,16 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         f"{len(rows)} steps: better than the best other by more than 0.1% in {said}; no more bytes than any other in "
         f"{fewer}; {own} return what was chosen; {len(broken)} violate, {traded} of these only for less work"
     )
+
+
+def summary_alone(rows: Sequence[dict[str, Any]]) -> str:
+    """What all rows of choices alone say together."""
+    within = sum(row["chosen"]["received_bytes"] <= _PLANNED * row["planned"]["received_bytes"] for row in rows)
+    kept = [row["kept"] for row in rows if "kept" in row]
+    fits = sum("peak" in one and one["peak"] <= one["budget"] for one in kept)
+    refused = sum("refused" in one for one in kept)
+    budgets = f"; of {len(kept)} budgets {fits} are kept and {refused} refused" if kept else ""
+    return f"{len(rows)} steps: compiled / planned at most {_PLANNED} in {within}{budgets}"
 
 
 # ---- scenarios -------------------------------------------------------------------------------------------
