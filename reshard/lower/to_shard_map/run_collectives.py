@@ -153,7 +153,8 @@ def scatter_sum(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Seque
 
         def has_even_tiles(block: Sequence[int]) -> bool:
             *most, second, minor = (1, *block)
-            return minor >= LANES and math.prod(most) * -(-second // SUBLANES) * -(-minor // LANES) % members == 0
+            tiles = math.prod(most) * -(-second // SUBLANES) * -(-minor // LANES)
+            return minor >= LANES and second >= SUBLANES and tiles % members == 0
 
         block, size = list(step.send.padded), math.prod(step.send.padded) // step.send.count
         dim, rank = find_gathered_dim(step.send) or 0, len(block)

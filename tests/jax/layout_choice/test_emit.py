@@ -270,9 +270,9 @@ def test_a_step_is_read_from_a_file_as_it_is_traced():
     [
         ("bf16", "1024, 1024", "[{x}{y}128, 1024]"), ("bf16", "1024, 1024", "[1024, {x}{y}128]"),
         ("bf16", "1024, 1024", "[{x}256, {y}512]"), ("bf16", "1024, 1024", "[1024, {y}{x}128]"),
-        # Blocks of 3 and of 1.5 tiles of memory; libtpu scatters sums of no other dtype than these two.
-        ("f32", "192, 128", "[{x}{y}24, 128]"), ("f32", "4096, 3", "[{x}{y}512, 3]"),
-        ("s32", "64, 128", "[{x}{y}8, 128]"),
+        # Blocks of 3 and of 1.5 tiles of memory, and of tiles of 4 rows; libtpu scatters no sums of other dtypes.
+        ("f32", "192, 128", "[{x}{y}24, 128]"), ("f32", "16, 1024", "[{x}4, {y}512]"),
+        ("f32", "4096, 3", "[{x}{y}512, 3]"), ("s32", "64, 128", "[{x}{y}8, 128]"),
     ],
 )  # fmt: skip
 def test_tpus_scatter_sums_and_do_not_reduce_them_everywhere(dtype: str, shape: str, target: str):
