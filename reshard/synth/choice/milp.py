@@ -246,6 +246,12 @@ class SplitSearch:
         alone = LabelBounds(self.problem, self.tables, 0.0)
         alone.price_bytes(prices)
         least = self._raise_bound(alone) * unit / max(1.0, unit * sum(prices.values()))
+        # Less and less is asked for, as long as it is found.
+        while best.peak_bytes > least * (1 + self.gap):
+            self._find_any(self._bounds, target := int(0.97 * best.peak_bytes))
+            best = self.smallest_seen()
+            if best.peak_bytes > target:
+                break
         for width in (1e-4, 1e-2, np.inf):
             kept = [np.flatnonzero((e <= width) | u) for e, u in zip(bounds.excess, self.used, strict=True)]
             everything = all(len(k) == len(e) for k, e in zip(kept, bounds.excess, strict=True))
