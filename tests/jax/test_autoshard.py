@@ -141,7 +141,7 @@ def test_a_budget_is_kept_by_what_is_compiled(mesh, free):
     assert str(least) in str(refused.value)
 
 
-@pytest.mark.parametrize("unseen", [64 << 10, -(32 << 10)])
+@pytest.mark.parametrize("unseen", [160 << 10, -(32 << 10)])
 def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choice(mesh, free, monkeypatch, unseen):
     """The compiler is made to need so much more than it says: what it compiled decides, not the model."""
     asked, problems = [], []
@@ -166,7 +166,9 @@ def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choic
     # The model is asked with the memory as the compiler used it, and only what that leaves open is added.
     planned, made = free.best.planned, (free.search.prices, free.search.speed)
     seen = assess_splits(problems[2], planned.splits, planned.anew, *made)
-    assert problems[2].tensors != problems[1].tensors and not planned.anew
+    # With less than it says the compiler is nearer to the first guess than to what it stored.
+    assert (problems[2].tensors != problems[1].tensors) == (unseen > 0)
+    assert not planned.anew
     assert asked[1:3] == [(None, 0), (peak - 1, peak - seen.peak_bytes)]
     assert kept.peak_bytes < peak and kept.best.planned.seconds > free.best.planned.seconds
 
