@@ -310,19 +310,24 @@ def _start_module(step: TracedStep, mesh: Mesh) -> tuple[Module, str]:
     for key, count in (("mhlo.num_partitions", mesh.size), ("mhlo.num_replicas", 1)):
         module.operation.attributes[key] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), count)
     # The step's own meshes stay: groups of devices in a `shard_map` refer to them.
-    known = read_meshes(step.module)
-    symbol = next((each for each, one in known.items() if one == mesh), None)
     with ir.InsertionPoint(module.body):
         for op in step.module.body.operations:
             if op.operation.name == "sdy.mesh":
                 op.operation.clone()
-        if symbol is None:
-            names = {op.attributes["sym_name"].value for op in step.module.body.operations}
-            symbol = next(each for each in ("mesh", *(f"mesh_{n}" for n in range(len(names)))) if each not in names)
-            axes = [sdy.MeshAxisAttr.get(axis, size) for axis, size in mesh.axes.items()]
-            attributes = {"sym_name": ir.StringAttr.get(symbol), "mesh": sdy.MeshAttr.get(axes)}
+    return module, name_mesh(module, mesh)
+
+
+def name_mesh(module: Module, mesh: Mesh) -> str:
+    """The symbol of a mesh in a module, which gets the mesh unless it has it already."""
+    symbol = next((each for each, one in read_meshes(module).items() if one == mesh), None)
+    if symbol is None:
+        names = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
+        symbol = next(each for each in ("mesh", *(f"mesh_{n}" for n in range(len(names)))) if each not in names)
+        axes = [sdy.MeshAxisAttr.get(axis, size) for axis, size in mesh.axes.items()]
+        attributes = {"sym_name": ir.StringAttr.get(symbol), "mesh": sdy.MeshAttr.get(axes)}
+        with ir.InsertionPoint.at_block_begin(module.body):
             ir.Operation.create("sdy.mesh", [], [], attributes)
-    return module, symbol
+    return symbol
 
 
 def _write_arguments(step: TracedStep, layouts: StepLayouts, symbol: str) -> list[Any]:

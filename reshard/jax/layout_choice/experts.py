@@ -29,6 +29,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from reshard.jax.layout_choice.emit import name_mesh
 from reshard.jax.layout_choice.op_rules import OpRule
 from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, join_transforms
 from reshard.jax.stablehlo_pass import shardy
@@ -127,7 +128,7 @@ def write_expert(step: TracedStep, expert: Expert, mesh: Mesh) -> Module:
     with step.module.context, ir.Location.unknown():
         module = ir.Module.parse(step.module.operation.get_asm(enable_debug_info=True))
         main = next(op.operation for op in module.body.operations if op.operation.name == "func.func")
-        symbol = _name_mesh(module, mesh)
+        symbol = name_mesh(module, mesh)
         ops = list_operations(main)
         for at, spec in expert.constraints.items():
             result = ops[at].results[0]
@@ -146,19 +147,6 @@ def write_expert(step: TracedStep, expert: Expert, mesh: Mesh) -> Module:
                 listed.append(ir.DictAttr.get(named))
             main.attributes[key] = ir.ArrayAttr.get(listed)
         return module
-
-
-def _name_mesh(module: Module, mesh: Mesh) -> str:
-    """The symbol of a mesh in a module, which gets the mesh unless it has it already."""
-    known = {symbol: one for symbol, one in shardy.read_meshes(module).items() if one.axes == mesh.axes}
-    if known:
-        return next(iter(known))
-    axes = ", ".join(f"{json.dumps(name)}={size}" for name, size in mesh.axes.items())
-    taken = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
-    symbol = next(name for name in (f"mesh_{at}" for at in itertools.count()) if name not in taken)
-    made = ir.Module.parse(f"sdy.mesh @{symbol} = <[{axes}]>").body.operations[0].operation
-    ir.InsertionPoint.at_block_begin(module.body).insert(made.clone())
-    return symbol
 
 
 def _spell_spec(spec: PartitionSpec, symbol: str, rank: int) -> Attribute:
