@@ -16,7 +16,7 @@ import reshard as rs
 from reshard.errors import AgreementError, BudgetError, RankError, ReshardError, TileError
 from reshard.mpi import redistribute
 from reshard.runtime import Account
-from reshard.runtime.on_mpi.gpu import gpu_moves
+from reshard.runtime.on_mpi import gpu
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import random_layout
@@ -40,7 +40,7 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
             shape = choose.choice(SHAPES)
             source = random_layout(choose, mesh, shape, "int32", at % 4 == 3)
             target = random_layout(choose, mesh, shape, "int32", False)
-            kind, chunk, aware = KINDS[at % 3], choose.choice([8, 40, 200, gpu_moves.CHUNK]), choose.random() < 0.4
+            kind, chunk, aware = KINDS[at % 3], choose.choice([8, 40, 200, gpu.CHUNK]), choose.random() < 0.4
             move = _random_options(choose, kind, source, target)
             name = f"{nodes} nodes, {at}: {kind.__name__}, {move}, {source} -> {target} on {mesh!r}, chunks of {chunk}"
             case = partial(_moved, comm, kind, source, target, move, chunk)
@@ -70,7 +70,7 @@ def _moved(
     number = comm.rank % 2
     given = given_tile(source, comm.rank, dtype or source.dtype, move.order)
     plan, memory = plan_of(source, target, move), Account(source.dtype)
-    with gpus() as driver, mock.patch.object(gpu_moves, "CHUNK", chunk):
+    with gpus() as driver, mock.patch.object(gpu, "CHUNK", chunk):
         tile = kind.of(driver, given, number)
         blank = given_tile(target, comm.rank, given.dtype, move.order) if move.out else None
         out = None if blank is None else kind.of(driver, np.full_like(blank, np.zeros((), blank.dtype)), number)
@@ -175,7 +175,7 @@ def _refused(comm: MPI.Intracomm, error: type[ReshardError], text: str, odd: dic
     content = given_tile(source, comm.rank, "int32")
     with gpus() as driver:
         driver.broken = mine.get("broken", False)
-        library = gpu_moves.find_gpu.__wrapped__.__globals__["load_driver"]
+        library = gpu.find_gpu.__wrapped__.__globals__["load_driver"]
         tile, out = TorchLike.of(driver, content), TorchLike.of(driver, np.full((8, 4), -5, "int32"))
         if "overlaps" in mine:
             out = TorchLike(driver, 0, tile.address, (8, 4), np.int32, (16, 4))
@@ -198,7 +198,7 @@ def hardware(comm: MPI.Intracomm) -> Iterator[Case]:
     for name, (to_gpu, to_host) in _libraries().items():
         for before, after in (("f32[{x}4, 6]", "f32[8, {x}3]"), ("f32[{x}3/5, 6]", "f32[5, 2{x}2/6]")):
             source, target = (Layout.parse(text, Mesh(x=2)) for text in (before, after))
-            for chunk in (40, gpu_moves.CHUNK):
+            for chunk in (40, gpu.CHUNK):
                 yield (
                     f"{name} {before} -> {after} {chunk}",
                     partial(_real, comm, to_gpu, to_host, source, target, chunk),
@@ -224,7 +224,7 @@ def _libraries() -> dict[str, tuple[Any, Any]]:
 def _real(comm: MPI.Intracomm, to_gpu: Any, to_host: Any, source: Layout, target: Layout, chunk: int) -> None:
     given = given_tile(source, comm.rank, "float32")
     tile = to_gpu(given)
-    with mock.patch.object(gpu_moves, "CHUNK", chunk):
+    with mock.patch.object(gpu, "CHUNK", chunk):
         result: Any = redistribute(tile, source, target, comm, limit=LIMIT)
         transposed = redistribute(to_gpu(np.ascontiguousarray(given.T)).T, source, target, comm, limit=LIMIT)
     assert type(result) is type(tile)
