@@ -83,7 +83,8 @@ def read_pickle(content: bytes, known: Mapping[str, Collection[str]], refuse: Re
         if len(stack) != 1 or machine.marks:
             raise ValueError("more than one value is left at the end")
         return stack[0]
-    except (IndexError, KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
+    # Python warns of escapes that do not exist in old strings, and some processes turn warnings into errors.
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError, struct.error, DeprecationWarning) as error:
         why = f"its pickle is damaged or does what no checkpoint needs ({shortened(str(error))}); save it again"
         raise refuse(why, at) from None
 
