@@ -463,6 +463,8 @@ def run_autoshard(options: AutoshardOptions) -> int:
         module = choice.module()
         text = module.operation.get_asm(enable_debug_info=True) if is_text else write_artifact(module)
         write_output(options.output, text)
+        if options.output != "-":
+            print(f"wrote {options.output}; reshard.jax.load_step runs it", file=sys.stderr)
     if options.svg is not None:
         with report_progress("choosing under other budgets"), divert_library_output():
             picture = choice.trade_off().to_svg()

@@ -9,7 +9,7 @@ import pytest
 
 import reshard.jax
 from reshard.cli import main
-from reshard.errors import MeshError
+from reshard.errors import MeshError, ProgramError
 from reshard.synth.choice.linear_program import LinearProgram
 
 PROGRAM = """
@@ -38,9 +38,10 @@ def test_it_prints_what_is_chosen(call, program):
 def test_it_writes_a_program_that_receives_what_it_says(call, program, tmp_path):
     path = tmp_path / "chosen.mlir"
     fixed = ("--fix", "0=P(None, 'x')", "--fix", "w=P('x')", "--fix", "result=P()")
-    code, out, _ = call("autoshard", program, *MESH, *fixed, "--json", "--compare", "none", "-o", path)
+    code, out, err = call("autoshard", program, *MESH, *fixed, "--json", "--compare", "none", "-o", path)
     told = json.loads(out)
     assert code == 0 and told["received_bytes"] > 0
+    assert f"wrote {path}; reshard.jax.load_step runs it" in err
     assert [each["spec"] for each in told["arguments"]] == ["P(None, 'x')", "P('x', None)"]
     doctor = json.loads(call("doctor", path, "--json")[1])
     assert doctor["received_bytes"] == told["received_bytes"]
@@ -48,8 +49,13 @@ def test_it_writes_a_program_that_receives_what_it_says(call, program, tmp_path)
     a, w = (np.random.default_rng(at).random(shape, "float32") for at, shape in enumerate(((64, 512), (512, 64))))
     [made] = reshard.jax.load_step(path.read_text(), mesh)(a, w)
     assert np.allclose(made, a @ w) and made.sharding.is_fully_replicated
+    assert np.array_equal(reshard.jax.load_step(path, mesh)(a, w)[0], made)
+    with pytest.raises(ProgramError, match="a str is a program's text"):
+        reshard.jax.load_step(str(path), mesh)
+    with pytest.raises(ProgramError, match=r"cannot be read.*other"):
+        reshard.jax.load_step(tmp_path / "other", mesh)
     with pytest.raises(MeshError, match="give one of its axes"):
-        reshard.jax.load_step(path.read_text(), jax.make_mesh((2, 4), ("x", "y")))
+        reshard.jax.load_step(path, jax.make_mesh((2, 4), ("x", "y")))
 
 
 def test_what_the_solver_prints_is_no_part_of_the_json(program, capfd, monkeypatch):

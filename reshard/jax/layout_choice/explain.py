@@ -181,7 +181,7 @@ def _place_axes(layout: Layout) -> dict[str, int | str]:
     return places
 
 
-def _name_pattern(name: str) -> str:
+def name_pattern(name: str) -> str:
     """A name with stars for the numbers of its containers, those of layers: `params/layers/*/w1`."""
     return re.sub(r"(?<=\D)\d+(?=/)|(?<=/)\d+$", "*", name)
 
@@ -219,7 +219,7 @@ def _group_arguments(
     problem: Problem, chosen: Assignment, arguments: Sequence[tuple[str, int]], moves: Iterable[PlacedMove]
 ) -> tuple[tuple[GroupWords, ...], list[str]]:
     """Groups arguments that are described alike, the group with the most bytes first; and what tensors are called."""
-    names = [_name_pattern(tensor.name) for tensor in problem.tensors]
+    names = [name_pattern(tensor.name) for tensor in problem.tensors]
     views = _find_views(problem, arguments)
     writers = {access.tensor: at for at, node in enumerate(problem.nodes) for access in node.writes}
     by_tensor: defaultdict[int, list[PlacedMove]] = defaultdict(list)
@@ -238,7 +238,7 @@ def _group_arguments(
         # In a step that has state, what no result replaces is the data of one call.
         words = [describe_split(layout, batch=has_state and not node.reads and layout.ndim > 0)]
         for view in [view for view, whose in views.items() if whose == tensor and view != tensor]:
-            names[view] = _name_pattern(name)
+            names[view] = name_pattern(name)
             if problem.tensors[view].shape == layout.shape:
                 by_tensor[tensor] += by_tensor[view]
             else:
@@ -256,11 +256,11 @@ def _group_arguments(
         words += dict.fromkeys(f"gradient {_say_change(move)}" for move in found)
         gradients |= found
         for move in found:
-            names[move.tensor] = f"gradient of {_name_pattern(name)}"
+            names[move.tensor] = f"gradient of {name_pattern(name)}"
         groups["; ".join(words)].append((name, layout.size))
     ordered = sorted(groups.items(), key=lambda item: -sum(size for _, size in item[1]))
     told = tuple(
-        GroupWords(tuple(dict.fromkeys(_name_pattern(name) for name, _ in members)), len(members), words)
+        GroupWords(tuple(dict.fromkeys(name_pattern(name) for name, _ in members)), len(members), words)
         for words, members in ordered
     )
     return told, names

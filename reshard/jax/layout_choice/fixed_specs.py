@@ -2,6 +2,7 @@
 
 {"params": P("x")}               every array of the argument `params`
 {"params/w1": P(None, "y")}      one of them; of several paths that an array lies under, the longest counts
+{"params/layers/*/w": P("x")}    a star is any one name, as `print(choice)` has it for the numbers of layers
 {"1": P("x")}                    the arrays of the second argument
 {"result/0": P()}                the arrays of the first result; "result" is all of what the function returns
 {"params/w1": None}              free, though "params" is fixed; P.UNCONSTRAINED as a spec says the same
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import LayoutError, about_sharding, did_you_mean, quoted
+from reshard.jax.layout_choice.explain import name_pattern
 from reshard.jax.layout_choice.trace_step import StepValue, TracedStep
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -48,11 +51,14 @@ def read_fixed(given: object, step: TracedStep, mesh: Mesh) -> FixedSpecs:
     returned = {number: list(_list_fixed_paths(value, True)) for number, value in enumerate(step.results)}
     every = {name for names in (*named.values(), *returned.values()) for name in names}
     for path in paths:
-        if not any(name == path or name.startswith(f"{path}/") for name in every):
-            known = sorted({name.split("/")[0] for name in every} | every)
+        if not any(map(_match_path(path).match, every)):
+            parts = [name.split("/") for name in every]
+            known = {"/".join(each[: at + 1]) for each in parts for at in range(len(each))}
+            taken = ", ".join(dict.fromkeys(name_pattern(each.name) for each in step.arguments))
+            returned_names = ", ".join(each.name for each in step.results)
             raise LayoutError(
-                f"fixed {quoted(path)} is the path of no argument or result{did_you_mean(path, known)}; there are "
-                f"{quoted(', '.join(known))}"
+                f"fixed {quoted(path)} is the path of no argument or result; there are {quoted(taken)} and "
+                f"{quoted(returned_names)}{did_you_mean(path, sorted(known))}"
             )
     return FixedSpecs(
         _match_paths(paths, named, step.arguments, mesh), _match_paths(paths, returned, step.results, mesh)
@@ -66,16 +72,21 @@ def _list_fixed_paths(value: StepValue, returned: bool) -> Iterator[str]:
         yield "/".join([str(value.position), *value.name.split("/")[1:]])
 
 
+def _match_path(path: str) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(path).replace(r'\*', '[^/]+')}(/|\Z)")
+
+
 def _match_paths(
     paths: Mapping[str, Any], names: Mapping[int, list[str]], values: tuple[StepValue, ...], mesh: Mesh
 ) -> dict[int, PartitionSpec]:
     found: dict[int, PartitionSpec] = {}
+    patterns = {path: _match_path(path) for path in paths}
     for number, value in enumerate(values):
-        over = [path for path in paths for name in names[number] if name == path or name.startswith(f"{path}/")]
+        over = [path for path in paths if any(map(patterns[path].match, names[number]))]
         if not over:
             continue
         # An array has two names, so that two paths of one length may both be over it: they say one thing, or the first.
-        path = max(over, key=len)
+        path = max(over, key=lambda path: (path.count("/"), -path.count("*")))
         spec = paths[path].spec if isinstance(paths[path], NamedSharding) else paths[path]
         if spec is None or spec is _OPEN:
             continue

@@ -11,9 +11,11 @@ dispatches it like any other `jax.jit`, here or ahead of time.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -89,21 +91,30 @@ def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
     )
 
 
-def load_step(program: str | bytes, mesh: JaxMesh) -> Any:
-    """The jitted function of a program that `reshard autoshard -o` has written: MLIR text, or a portable artifact.
+def load_step(program: str | bytes | os.PathLike[str], mesh: JaxMesh) -> Any:
+    """The jitted function of a program that `reshard autoshard -o` has written: MLIR text, a portable artifact, or the
+    path of a file that has one.
 
     It takes the step's arrays one by one, as a tree is flattened, in any shardings, and returns a list; what the step
     donates it donates. `mesh` has the axes that the shardings were chosen for.
 
     Raises `MeshError` for a mesh with other axes, and `ProgramError` for what cannot be read.
     """
-    module = read_stablehlo(program)
+    try:
+        content = Path(program).read_bytes() if isinstance(program, os.PathLike) else program
+        module = read_stablehlo(content)
+    except OSError as error:
+        raise ProgramError(f"the program cannot be read: {error}") from None
+    except ProgramError as error:
+        if not isinstance(program, str):
+            raise
+        raise ProgramError(f"{error}; a str is a program's text: give open(...).read() or a pathlib.Path") from None
     for theirs in read_meshes(module).values():
         if [*theirs.axes.items()] != [*dict(mesh.shape).items()]:
             raise MeshError(
                 f"the program is for the mesh {theirs}, and given is {dict(mesh.shape)}; give one of its axes"
             )
-    return wrap_module(module, read_step_program(program, platform=mesh.devices.flat[0].platform), mesh)
+    return wrap_module(module, read_step_program(content, platform=mesh.devices.flat[0].platform), mesh)
 
 
 def place_value(mesh: JaxMesh, spec: PartitionSpec | None, value: StepValue) -> NamedSharding | None:

@@ -35,6 +35,9 @@ def test_the_longest_path_counts(step):
     assert read(step, {"params": P("x"), "params/layers/1": None}) == ({0: P("x")}, {})
     assert read(step, {"params": P("x"), "params/layers/1": P.UNCONSTRAINED}) == ({0: P("x")}, {})
     assert read(step, {"params/layers/1": P("y"), "params": P("x")}) == ({0: P("x"), 1: P("y")}, {})
+    assert read(step, {"params/layers/*": P("x"), "params/layers/1": P("y")}) == ({0: P("x"), 1: P("y")}, {})
+    assert read(step, {"params/layers/1": P("y"), "0/layers/*": P("x")}) == ({0: P("x"), 1: P("y")}, {})
+    assert read(step, {"*/layers": P("y"), "result/*/layers/0": P("x")}) == ({0: P("y"), 1: P("y")}, {1: P("x")})
     assert read(step, {"/params/": P("x"), "0/layers/1": P("y")}) == ({0: P("x"), 1: P("y")}, {})
 
 
@@ -52,8 +55,11 @@ def test_arguments_go_by_number_and_results_by_theirs(step):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"parms/layers": P("x")}, "no argument or result; did you mean 'params/layers/"),
-        ({"params/layer": P("x")}, "no argument or result"),
+        ({"parms/layers": P("x")}, "no argument or result.*; did you mean 'params/layers'"),
+        ({"params/layer": P("x")}, "no argument or result.* are 'params/layers/., batch' and 'result/0, result/1/lay"),
+        ({"result/layers": P("x")}, "did you mean 'result/1/layers'"),
+        ({"params/*/w": P("x")}, "no argument or result"),
+        ({"par*/lay*": P("q")}, "unknown axis 'q'"),
         ({"batch": "x"}, "'batch': 'x' is a str; give a jax.sharding.PartitionSpec"),
         ({"batch": P("z")}, "of batch.*unknown axis 'z'"),
         ({"batch": P("x")}, "of batch.*do not divide"),
