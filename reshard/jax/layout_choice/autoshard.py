@@ -143,7 +143,8 @@ class LayoutChoice:
             doubled = 2 * self.search.budget
             # Corrected as the choice was: the model by itself may have no room for what the compiler has.
             unseen = self._figures.peak_bytes - planned.peak_bytes
-            larger.append((doubled, self.search.splits.choose(doubled, unseen)))
+            with self.search.limit_search("solve", 1.0) as seconds:
+                larger.append((doubled, self.search.splits.choose(doubled, unseen, seconds)))
         named = [(name, number) for name, number in arguments if number >= 0]
         note = (
             "" if self.best.emitted else f"these are the moves of a plan: what moves in {self.best.name}, XLA decided"
@@ -252,8 +253,8 @@ def autoshard(
     `reshard.plan`, and `speed` a `DeviceSpeed` or the name of one. `fixed` maps paths of arguments and results to the
     specs that stay: `{"params/w1": P("x"), "result/0": None}`; see `layout_choice.fixed_specs`. `donate` has the
     numbers of the arguments that are donated. `compare` says which programs of experts are compiled beside the chosen
-    one: "none", the "best" by the model, or "all". `time_limit` has the CPU seconds of each search; prices of moves
-    and compiles are not counted.
+    one: "none", the "best" by the model, or "all". `time_limit` has the CPU seconds for the choice, all searches
+    together; compiles and prices come on top. What is found by then is returned.
 
     Raises `BudgetError` if nothing that was compiled fits the budget; its `smallest` is the least that was compiled, no
     proven least.

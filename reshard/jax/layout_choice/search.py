@@ -87,6 +87,18 @@ class LayoutSearch:
     budget: int | None
     time_limit: float
     spent: dict[str, float]
+    searched: list[float] = field(default_factory=list[float])
+    """The CPU seconds of each search so far, which `time_limit` bounds together."""
+
+    @contextmanager
+    def limit_search(self, stage: str, share: float = 0.5) -> Generator[float]:
+        """Counts a search, and yields the CPU seconds that it may take: a share of those that are left."""
+        started = time.process_time()
+        try:
+            with measure_time(self.spent, stage):
+                yield max(0.0, share * (self.time_limit - sum(self.searched)))
+        finally:
+            self.searched.append(time.process_time() - started)
 
     @cached_property
     def splits(self) -> SplitSearch:
@@ -110,8 +122,8 @@ class LayoutSearch:
         graph, splits, unseen = self.graph, self.splits, None
         for _ in range(_CORRECTIONS + 1):
             try:
-                with measure_time(self.spent, "solve"):
-                    chosen = splits.choose(None if unseen is None else self.budget, unseen or 0)
+                with self.limit_search("solve") as seconds:
+                    chosen = splits.choose(None if unseen is None else self.budget, unseen or 0, seconds)
             except (BudgetError, PlanError) as error:  # Nothing fits, or nothing was found in time.
                 log.debug("%s", error)
                 break
@@ -137,8 +149,8 @@ class LayoutSearch:
             unseen = compiled - told.peak_bytes
             log.debug("%s exceeds the budget %s, the model %d", tried.compiled, self.budget, told.peak_bytes)
         # What the compiler needs beyond the model differs by program, so this may fit though the model has no hope.
-        with measure_time(self.spent, "solve"):
-            least = self.splits.find_smallest()
+        with self.limit_search("solve") as seconds:
+            least = self.splits.find_smallest(seconds)
         return self.compile_assignment(least)
 
     def fits(self, tried: TriedLayouts) -> bool:
@@ -175,11 +187,13 @@ class LayoutSearch:
         own shardings are among them those, too. Where the model finds some faster than what was chosen, or that does
         not fit, those that it has room for are also emitted as planned, the fastest first, until one fits."""
         tried: list[TriedLayouts] = []
-        for expert in list_experts(self.step, self.rules, self.mesh, self.fixed.arguments, self.fixed.results):
+        experts = list_experts(self.step, self.rules, self.mesh, self.fixed.arguments, self.fixed.results)
+        for left, expert in zip(range(len(experts), 0, -1), experts, strict=True):
             row = TriedLayouts(expert.name, expert.in_shardings, expert.out_shardings, None)
             try:
+                with self.limit_search("experts", 1 / left) as seconds:
+                    row = replace(row, planned=self._plan_expert(expert, seconds))
                 with measure_time(self.spent, "experts"):
-                    row = replace(row, planned=self._plan_expert(expert))
                     row = replace(row, module=write_expert(self.step, expert, self.mesh))
             except ReshardError as error:
                 row = replace(row, why=shortened(str(error), 80))
@@ -205,7 +219,7 @@ class LayoutSearch:
                 break
         return tried
 
-    def _plan_expert(self, expert: Expert) -> Assignment:
+    def _plan_expert(self, expert: Expert, seconds: float) -> Assignment:
         """What the model says of an expert's shardings, with the best in between: a choice of ours, of a few."""
         nodes = list(self.graph.problem.nodes)
         given = {view[0] for view in self.graph.ends[0] if view is not None}
@@ -219,7 +233,7 @@ class LayoutSearch:
                     # Nodes that are tied are split alike, so that those which an expert splits otherwise are no more.
                     nodes[view[0]] = replace(node, only=only, tie=node.tie and f"{node.tie} {spec}")
         # Many are ranked and one is compiled, for which the first digits are enough.
-        limit = min(self.time_limit, _EXPERT_SECONDS)
+        limit = min(seconds, _EXPERT_SECONDS)
         problem = replace(self.graph.problem, nodes=tuple(nodes))
         return choose_splits(problem, self.prices, self.speed, time_limit=limit, gap=_EXPERT_GAP)
 

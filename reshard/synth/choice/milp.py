@@ -96,10 +96,10 @@ class SplitSearch:
         self._limit = time_limit
         self._set_clock()
 
-    def _set_clock(self) -> None:
+    def _set_clock(self, seconds: float | None = None) -> None:
         # Seconds of this process: on a machine that has more to do, the same choice is made, only later.
         self._started = time.process_time(), time.monotonic()
-        self.until = self._started[0] + self._limit
+        self.until = self._started[0] + (self._limit if seconds is None else seconds)
 
     def offer(self, splits: Sequence[Split], anew: Iterable[tuple[int, int]] = ()) -> Assignment:
         """Makes a choice known, such as an expert's: none that is slower and holds as much is returned from now on."""
@@ -118,9 +118,9 @@ class SplitSearch:
         """The choice seen that holds the fewest bytes."""
         return min(self._seen, key=lambda each: each.peak_bytes)
 
-    def choose(self, budget: int | None = None, extra_bytes: int = 0) -> Assignment:
-        """What `choose_splits` returns."""
-        self._set_clock()
+    def choose(self, budget: int | None = None, extra_bytes: int = 0, seconds: float | None = None) -> Assignment:
+        """What `choose_splits` returns, in so many seconds if they are given."""
+        self._set_clock(seconds)
         if self._free is None:
             self._free = self.find_best(None)
         most = None if budget is None else max(0, budget - extra_bytes)
@@ -128,6 +128,10 @@ class SplitSearch:
             if self._free is None:
                 raise PlanError("no choice of layouts was found in time: give a longer time_limit")
             return self._free
+        # Without a budget nothing is faster than this, so that with one nothing is.
+        seen, bound = self.fastest_within(most), 0.0 if self._free is None else self._free.bound_seconds
+        if seen is not None and seen.seconds <= bound * (1 + self.gap):
+            return replace(seen, bound_seconds=min(bound, seen.seconds))
         self.rows = {}
         if self._free is not None:
             self.add_rows(self._free, most)
@@ -170,7 +174,9 @@ class SplitSearch:
             # Typical choices cost about a thousand; where the bound is nothing, so is every part of it.
             more = width * max(least, 1.0)
             best = self.fastest_within(budget)
-            if best is not None and best.seconds * self.scale <= lower * (1 + self.gap / 50) + 1e-9:
+            # Within a budget a program takes most of the time, for less than the gap.
+            near = self.gap / 50 if budget is None else self.gap
+            if best is not None and best.seconds * self.scale <= lower * (1 + near) + 1e-9:
                 break
             if best is not None and width > WIDTHS[0]:
                 # Who takes a split that adds more than this cannot be better than the best by more than the gap.
@@ -217,8 +223,10 @@ class SplitSearch:
         chosen = [group.splits[at] for group, at in zip(self.tables.groups, bounds.decode_labels(), strict=True)]
         return [chosen[group] for group in self.tables.group_of]
 
-    def find_smallest(self) -> Assignment:
-        """The choice that holds the fewest bytes, or the least that was found in time."""
+    def find_smallest(self, seconds: float | None = None) -> Assignment:
+        """The choice that holds the fewest bytes, or the least that was found in time, in so many seconds if given."""
+        if seconds is not None:
+            self._set_clock(seconds)
         self.rows = {}
         best = self._free or self.find_best(None)
         if best is None:
@@ -253,6 +261,8 @@ class SplitSearch:
             if best.peak_bytes > target:
                 break
         for width in (1e-4, 1e-2, np.inf):
+            if time.process_time() > self.until:
+                break
             kept = [np.flatnonzero((e <= width) | u) for e, u in zip(bounds.excess, self.used, strict=True)]
             everything = all(len(k) == len(e) for k, e in zip(kept, bounds.excess, strict=True))
             if width == np.inf and sum(map(len, kept)) > PROVED_SPLITS:
@@ -317,6 +327,10 @@ class SplitSearch:
         """Prices bytes where they bind, by programs without whole variables; returns the bound that follows."""
         paid, before = 0.0, -1.0
         for _ in range(PRICINGS):
+            best = self.fastest_within(budget)
+            near = best is not None and best.seconds * scale <= (least - paid) * (1 + self.gap)
+            if near or time.process_time() > self.until:
+                break
             # So few that the program is solved in a second, those with the least to add.
             every = np.sort(np.concatenate(bounds.excess))
             width = min(WIDTHS[0] * max(least - paid, 1e-3), every[min(PRICED_SPLITS, len(every) - 1)]) + 1e-9
@@ -341,8 +355,6 @@ class SplitSearch:
             if len(self.rows) == known and abs(found.bound - before) <= 1e-4 * abs(before):
                 break
             before = found.bound
-            if time.process_time() > self.until:
-                break
         return least - paid
 
     def _find_any(self, bounds: LabelBounds, budget: int) -> None:
