@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,12 +71,15 @@ def run_calibrate(options: CalibrateOptions) -> int:
     """Measures the devices of JAX, or on `--ranks` ranks that it starts, or on those that run it already, and keeps
     that for calls that name no network; rank 0 writes it."""
     from reshard.cli.programs import write_output
+    from reshard.runtime.platform_network import find_calibration_folder
 
+    kept = f"kept in {find_calibration_folder()} as well: calls without network= use it"
     if options.jax is not None:
         from reshard.jax.layout_choice.calibration import calibrate
 
         measured = calibrate(options.jax, options.name)
         write_output("-" if options.output is None else options.output, f"{measured.network.to_json()}\n")
+        print(kept, file=sys.stderr)
         return 0
     from reshard.mpi import launch
 
@@ -91,6 +95,7 @@ def run_calibrate(options: CalibrateOptions) -> int:
     network = calibrate(comm, options.name)
     if comm.rank == 0:
         write_output("-" if options.output is None else options.output, f"{network.to_json()}\n")
+        print(kept, file=sys.stderr)
     return 0
 
 

@@ -67,11 +67,16 @@ def find_calibration(kind: str) -> Calibration | None:
     return _read_calibration(kind, os.environ.get(CACHE))
 
 
-def _place_calibration(kind: str, folder: str | None) -> Path:
+def find_calibration_folder(folder: str | None = None) -> Path:
+    """Where calibrations are kept: a folder that is given, or named by the environment, or the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(folder or os.environ.get(CACHE) or os.path.join(home, "reshard"))
+
+
+def _place_calibration(kind: str, folder: str | None) -> Path:
     # Homes are shared by machines whose links differ.
     name = re.sub(r"[^a-z0-9]+", "-", f"{platform.node()} {kind}".lower()).strip("-")
-    return Path(folder or os.path.join(home, "reshard"), f"{name}.json")
+    return find_calibration_folder(folder) / f"{name}.json"
 
 
 @lru_cache(maxsize=64)

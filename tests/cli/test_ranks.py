@@ -46,7 +46,8 @@ def test_only_rank_0_writes(call, monkeypatch, tmp_path, rank):
     path = tmp_path / "network.json"
     monkeypatch.setattr(mpi, "world", lambda: SimpleNamespace(rank=rank), raising=False)
     monkeypatch.setattr(mpi, "calibrate", lambda comm, name: Network(name, outer=Link(1e-6, 1e9)), raising=False)
-    assert call("calibrate", "-o", path, "--name", "lab") == (0, "", "")
+    code, out, err = call("calibrate", "-o", path, "--name", "lab")
+    assert (code, out, "kept in" in err and "calls without network= use it" in err) == (0, "", rank == 0)
     assert path.exists() == (rank == 0)
     ran = call("calibrate", "--name", "lab")
     assert ran.code == 0 and bool(ran.out) == (rank == 0)

@@ -149,7 +149,10 @@ class LayoutChoice:
         note = (
             "" if self.best.emitted else f"these are the moves of a plan: what moves in {self.best.name}, XLA decided"
         )
-        return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger, note)
+        state = {numbers[at] for at in self.search.step.carried.values()}
+        return explain_choice(
+            problem, planned, named, self.search.prices, self.search.speed, rival, larger, note, state
+        )
 
     def trade_off(self, budgets: Sequence[int] = ()) -> TradeOff:
         """What is chosen under each budget, by default from the least possible one up: a picture in a notebook."""
@@ -189,7 +192,8 @@ class LayoutChoice:
         assumed = " (assumed: name one, or measure it with reshard calibrate)" if self.network_assumed else ""
         axes = ", ".join(f"{name}={size}" for name, size in self.search.jax_mesh.shape.items())
         lines = [f"shardings on <{axes}>, network {self.network.name}{assumed}, {budget}", ""]
-        rows = [("", "received", "peak", "moves", "work", "total", "")]
+        # By what and whose the figures are; experts that are only planned share a row where their figures are equal.
+        named: dict[tuple[str, ...], list[str]] = {}
         for each in self.tried:
             mark = "returned" if each is self.best else each.why
             if each.planned is not None:
@@ -197,21 +201,25 @@ class LayoutChoice:
                 work = seconds_text(planned.seconds - planned.move_seconds)
                 sizes = bytes_text(planned.received_bytes), bytes_text(planned.peak_bytes)
                 times = seconds_text(planned.move_seconds), work, seconds_text(planned.seconds)
-                rows.append((f"{each.name}, planned", *sizes, *times, mark * (each.compiled is None)))
+                alone = "" if each.compiled is None else each.name
+                named.setdefault(("planned", alone, *sizes, *times, mark * (not alone)), []).append(each.name)
             if each.compiled is not None:
                 made = each.compiled
                 work = seconds_text(self.search.sum_seconds(made) - made.move_seconds)
                 sizes = bytes_text(made.received_bytes), bytes_text(made.peak_bytes)
                 times = seconds_text(made.move_seconds), work, seconds_text(self.search.sum_seconds(made))
-                rows.append((f"{each.name}, compiled", *sizes, *times, mark))
+                named["compiled", each.name, *sizes, *times, mark] = [each.name]
+        rows = [("", "received", "peak", "moves", "work", "total", "")]
+        rows += [(f"{', '.join(names)}, {cells[0]}", *cells[2:]) for cells, names in named.items()]
         wide = [max(len(row[at]) for row in rows) for at in range(6)]
         for row in rows:
             cells = [row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:6], wide[1:], strict=True))]
             lines.append("  ".join([*cells, row[6]]).rstrip())
-        if len(self.tried) > 1:
+        if any(each.compiled is None and not each.why for each in self.tried):
             lines += ["", "compiled rows compare with compiled rows; what is only planned, compare='all' compiles"]
-        if 0 < self.gap < 10:  # Of a choice that was made for memory alone, the bound says nothing.
-            lines += ["", f"what was chosen takes at most {self.gap:.1%} longer than the best choice, by the model"]
+        if self.gap > 0:  # Of a choice that was made for memory alone, the bound says nothing.
+            most = f"takes at most {self.gap:.1%} longer than the best choice, by the model"
+            lines += ["", f"what was chosen {most if self.gap < 10 else 'may be far from the best: no bound is known'}"]
         specs = (*self.best.in_specs, *self.best.out_specs)
         if not any(entry for spec in specs for entry in spec or ()) and self.best.emitted:
             # Small steps on fast devices: right, but not what people expect who have given eight.

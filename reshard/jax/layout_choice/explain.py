@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -88,14 +88,16 @@ def explain_choice(
     rival: tuple[str, Assignment] | None = None,
     budgets: Sequence[tuple[int, Assignment]] = (),
     note: str = "",
+    state: Collection[int] = (),
 ) -> Explanation:
     """Says what was chosen and why; `arguments` are names with the numbers of their tensors.
 
-    `rival` is an assignment to compare with, by its name; `budgets` are larger budgets with what would be chosen.
+    `rival` is an assignment to compare with, by its name; `budgets` are larger budgets with what would be chosen;
+    `state` has the tensors of arguments that results replace, also where these lie otherwise.
     """
     moves = list_placed_moves(problem, chosen.splits, chosen.anew)
     costs = {move: move.times * prices.price(move.source, move.target).seconds for move in moves}
-    groups, names = _group_arguments(problem, chosen, arguments, moves)
+    groups, names = _group_arguments(problem, chosen, arguments, moves, state)
     # Moves that are told alike count as one: those of repeated layers, and of arrays of one size.
     alike: defaultdict[tuple[str, str, str], list[PlacedMove]] = defaultdict(list)
     for move in moves:
@@ -216,7 +218,11 @@ def _list_slices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _group_arguments(
-    problem: Problem, chosen: Assignment, arguments: Sequence[tuple[str, int]], moves: Iterable[PlacedMove]
+    problem: Problem,
+    chosen: Assignment,
+    arguments: Sequence[tuple[str, int]],
+    moves: Iterable[PlacedMove],
+    state: Collection[int],
 ) -> tuple[tuple[GroupWords, ...], list[str]]:
     """Groups arguments that are described alike, the group with the most bytes first; and what tensors are called."""
     names = [name_pattern(tensor.name) for tensor in problem.tensors]
@@ -226,7 +232,7 @@ def _group_arguments(
     sliced: defaultdict[int, list[PlacedMove]] = defaultdict(list)
     for move in moves:
         by_tensor[move.tensor].append(move)
-    has_state = any(problem.nodes[writers[tensor]].reads for _, tensor in arguments)
+    has_state = bool(state) or any(problem.nodes[writers[tensor]].reads for _, tensor in arguments)
     groups: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     gradients: set[PlacedMove] = set()
     readers = Counter(access.tensor for node in problem.nodes for access in node.reads)
@@ -236,7 +242,7 @@ def _group_arguments(
         [write] = [access for access in node.writes if access.tensor == tensor]
         layout = access_layout(problem, node, write, chosen.splits[writers[tensor]])
         # In a step that has state, what no result replaces is the data of one call.
-        words = [describe_split(layout, batch=has_state and not node.reads and layout.ndim > 0)]
+        words = [describe_split(layout, batch=has_state and not node.reads and tensor not in state and layout.ndim > 0)]
         for view in [view for view, whose in views.items() if whose == tensor and view != tensor]:
             names[view] = name_pattern(name)
             if problem.tensors[view].shape == layout.shape:
