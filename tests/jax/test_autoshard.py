@@ -1,5 +1,6 @@
 """`autoshard`: the step runs as it does alone, what is compiled is what was planned, and what was asked for is kept."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -146,10 +147,10 @@ def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choic
     """The compiler is made to need so much more than it says: what it compiled decides, not the model."""
     asked, problems = [], []
 
-    def choose(self, budget=None, extra_bytes=0):
+    def choose(self, budget=None, extra_bytes=0, *, seconds):
         problems.append(self.problem)
         asked.append((budget, extra_bytes))
-        return CHOOSE(self, budget, extra_bytes)
+        return CHOOSE(self, budget, extra_bytes, seconds=seconds)
 
     def measure(*args):
         figures = measure_executable(*args)
@@ -175,14 +176,16 @@ def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choic
 
 def test_no_more_than_three_corrections_are_made(mesh, monkeypatch):
     """The same is chosen whatever the budget: the least memory is tried after, and the refusal says what it takes."""
-    asked, least = [], []
+    asked, least, limits = [], [], []
 
-    def choose(self, budget=None, extra_bytes=0):
+    def choose(self, budget=None, extra_bytes=0, *, seconds):
         asked.append(budget)
+        limits.append(seconds)
         return CHOOSE(self)
 
-    def choose_least(self):
+    def choose_least(self, *, seconds):
         least.append(self)
+        limits.append(seconds)
         return CHOOSE(self)
 
     monkeypatch.setattr(SplitSearch, "choose", choose)
@@ -190,10 +193,12 @@ def test_no_more_than_three_corrections_are_made(mesh, monkeypatch):
     with pytest.raises(BudgetError, match="the smallest budget that works is") as refused:
         reshard.jax.autoshard(update, mesh, *list_shapes(), network=NETWORK, budget=1024, compare="none")
     assert asked == [None, 1024, 1024, 1024] and len(least) == 1 and refused.value.smallest > 1024
+    # The time limit, 60 seconds, is of all searches together: each leaves some to those that follow.
+    assert all(0 < after < before <= 30 for before, after in itertools.pairwise(limits))
 
 
 def test_what_experts_plan_is_emitted_where_nothing_is_found_in_time(mesh, monkeypatch):
-    def choose(self, budget=None, extra_bytes=0):
+    def choose(self, budget=None, extra_bytes=0, *, seconds=None):
         if budget is not None:
             raise PlanError("no choice of layouts was found in time")
         return CHOOSE(self)

@@ -144,7 +144,7 @@ class LayoutChoice:
             # Corrected as the choice was: the model by itself may have no room for what the compiler has.
             unseen = self._figures.peak_bytes - planned.peak_bytes
             with self.search.limit_search("solve", 1.0) as seconds:
-                larger.append((doubled, self.search.splits.choose(doubled, unseen, seconds)))
+                larger.append((doubled, self.search.splits.choose(doubled, unseen, seconds=seconds)))
         named = [(name, number) for name, number in arguments if number >= 0]
         note = (
             "" if self.best.emitted else f"these are the moves of a plan: what moves in {self.best.name}, XLA decided"

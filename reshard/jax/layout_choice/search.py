@@ -123,7 +123,7 @@ class LayoutSearch:
         for _ in range(_CORRECTIONS + 1):
             try:
                 with self.limit_search("solve") as seconds:
-                    chosen = splits.choose(None if unseen is None else self.budget, unseen or 0, seconds)
+                    chosen = splits.choose(None if unseen is None else self.budget, unseen or 0, seconds=seconds)
             except (BudgetError, PlanError) as error:  # Nothing fits, or nothing was found in time.
                 log.debug("%s", error)
                 break
@@ -150,7 +150,7 @@ class LayoutSearch:
             log.debug("%s exceeds the budget %s, the model %d", tried.compiled, self.budget, told.peak_bytes)
         # What the compiler needs beyond the model differs by program, so this may fit though the model has no hope.
         with self.limit_search("solve") as seconds:
-            least = self.splits.find_smallest(seconds)
+            least = self.splits.find_smallest(seconds=seconds)
         return self.compile_assignment(least)
 
     def fits(self, tried: TriedLayouts) -> bool:

@@ -118,7 +118,7 @@ class SplitSearch:
         """The choice seen that holds the fewest bytes."""
         return min(self._seen, key=lambda each: each.peak_bytes)
 
-    def choose(self, budget: int | None = None, extra_bytes: int = 0, seconds: float | None = None) -> Assignment:
+    def choose(self, budget: int | None = None, extra_bytes: int = 0, *, seconds: float | None = None) -> Assignment:
         """What `choose_splits` returns, in so many seconds if they are given."""
         self._set_clock(seconds)
         if self._free is None:
@@ -223,7 +223,7 @@ class SplitSearch:
         chosen = [group.splits[at] for group, at in zip(self.tables.groups, bounds.decode_labels(), strict=True)]
         return [chosen[group] for group in self.tables.group_of]
 
-    def find_smallest(self, seconds: float | None = None) -> Assignment:
+    def find_smallest(self, *, seconds: float | None = None) -> Assignment:
         """The choice that holds the fewest bytes, or the least that was found in time, in so many seconds if given."""
         if seconds is not None:
             self._set_clock(seconds)
