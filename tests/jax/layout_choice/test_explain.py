@@ -116,6 +116,9 @@ def assess(name: str, prices: MovePrices) -> Assignment:
 def test_choices_that_have_a_name_are_told_in_its_words(name: str, prices: MovePrices):
     said = explain_choice(PROBLEM, assess(name, prices), ARGUMENTS, prices, SPEED)
     assert {each: group.words for group in said.groups for each in group.names} == WORDS[name]
+    # What the caller knows to be state is no batch, though it lies otherwise than what replaces it.
+    said = explain_choice(PROBLEM, assess(name, prices), ARGUMENTS, prices, SPEED, state={dict(ARGUMENTS)["batch"]})
+    assert not any(group.words.startswith("batch") for group in said.groups)
 
 
 def test_a_rivals_moves_are_compared_with_those_that_were_chosen(prices: MovePrices):
