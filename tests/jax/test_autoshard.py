@@ -176,7 +176,7 @@ def test_what_the_compiler_needs_beyond_the_model_or_less_goes_back_to_the_choic
 
 def test_no_more_than_three_corrections_are_made(mesh, monkeypatch):
     """The same is chosen whatever the budget: the least memory is tried after, and the refusal says what it takes."""
-    asked, least, limits = [], [], []
+    asked, least, limits, peaks = [], [], [], []
 
     def choose(self, budget=None, extra_bytes=0, *, seconds):
         asked.append(budget)
@@ -188,11 +188,19 @@ def test_no_more_than_three_corrections_are_made(mesh, monkeypatch):
         limits.append(seconds)
         return CHOOSE(self)
 
+    def measure(*given):
+        """What has the least memory by the model has more as it is compiled."""
+        figures = measure_executable(*given)
+        peaks.append(figures.peak_bytes)
+        return replace(figures, peak_bytes=figures.peak_bytes + 4096 * len(least))
+
+    monkeypatch.setattr(search, "measure_executable", measure)
     monkeypatch.setattr(SplitSearch, "choose", choose)
     monkeypatch.setattr(SplitSearch, "find_smallest", choose_least)
     with pytest.raises(BudgetError, match="the smallest budget that works is") as refused:
         reshard.jax.autoshard(update, mesh, *list_shapes(), network=NETWORK, budget=1024, compare="none")
-    assert asked == [None, 1024, 1024, 1024] and len(least) == 1 and refused.value.smallest > 1024
+    assert asked == [None, 1024, 1024, 1024] and len(least) == 1 and len(peaks) == 5
+    assert refused.value.smallest == min(peaks) > 1024
     # The time limit, 60 seconds, is of all searches together: each leaves some to those that follow.
     assert all(0 < after < before <= 30 for before, after in itertools.pairwise(limits))
 

@@ -120,6 +120,7 @@ class LayoutSearch:
         budget, with memory as the compiler used it and what it needs beyond that, or less; where that leads to nothing
         that fits, what needs the least memory by the model."""
         graph, splits, unseen = self.graph, self.splits, None
+        tries: list[tuple[int, TriedLayouts]] = []
         for _ in range(_CORRECTIONS + 1):
             try:
                 with self.limit_search("solve") as seconds:
@@ -134,6 +135,7 @@ class LayoutSearch:
             # Compilers fuse what the model holds in memory, and hold what it does not know of. As the budget is
             # exceeded by what is compiled, this very choice exceeds it from now on.
             compiled = 0 if tried.compiled is None else tried.compiled.peak_bytes
+            tries.append((compiled, tried))
             graph, splits = self.graph, self.splits
             told = splits.offer(chosen.splits, chosen.anew)
             if tried.order is not None:
@@ -150,8 +152,10 @@ class LayoutSearch:
             log.debug("%s exceeds the budget %s, the model %d", tried.compiled, self.budget, told.peak_bytes)
         # What the compiler needs beyond the model differs by program, so this may fit though the model has no hope.
         with self.limit_search("solve") as seconds:
-            least = self.splits.find_smallest(seconds=seconds)
-        return self.compile_assignment(least)
+            least = self.compile_assignment(self.splits.find_smallest(seconds=seconds))
+        # A refusal names the least that was compiled, which the least by the model need not be.
+        tries.append((0 if least.compiled is None else least.compiled.peak_bytes, least))
+        return min(tries, key=lambda each: each[0])[1]
 
     def fits(self, tried: TriedLayouts) -> bool:
         """Whether it was compiled, and keeps to the budget."""
