@@ -184,7 +184,7 @@ def llama_scan(scale: Scale) -> Case:
 
 
 def _muon_numbers(weights: Any) -> Any:
-    """The dims that Muon multiplies: optax must be told that the first one stacks matrices."""
+    """Which dims are a matrix's rows and columns; optax would otherwise take the stacked dim for one of them."""
     from optax.contrib import MuonDimensionNumbers
 
     return jax.tree.map(lambda _: MuonDimensionNumbers(1, 2), weights)

@@ -321,7 +321,7 @@ class ShardingModel:
         if keys not in self.known:
             opened = {node for key in keys for node, _ in self.views[key]}
             nodes = [replace(each, only=None) if at in opened else each for at, each in enumerate(self.problem.nodes)]
-            # What looked alike with all shardings fixed is no longer so where one is free.
+            # Nodes that were tied while all shardings were fixed may differ once one of them is free.
             nodes = [replace(each, tie=each.tie and f"{each.tie} {each.only}") for each in nodes]
             problem = replace(self.problem, nodes=tuple(nodes))
             self.known[keys] = choose_splits(problem, self.prices, self.speed, time_limit=_SOLVE_SECONDS, gap=_GAP)

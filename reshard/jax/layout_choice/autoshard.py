@@ -262,7 +262,7 @@ def autoshard(
     specs that stay: `{"params/w1": P("x"), "result/0": None}`; see `layout_choice.fixed_specs`. `donate` has the
     numbers of the arguments that are donated. `compare` says which programs of experts are compiled beside the chosen
     one: "none", the "best" by the model, or "all". `time_limit` has the CPU seconds for the choice, all searches
-    together; compiles and prices come on top. What is found by then is returned.
+    together; compiles and the first prices of moves come on top. What is found by then is returned.
 
     Raises `BudgetError` if nothing that was compiled fits the budget; its `smallest` is the least that was compiled, no
     proven least.

@@ -191,7 +191,7 @@ class _CompiledProgram:
                     same = [
                         x for x in ranges.instructions[one.made].arrays if buffer.array and x.dims == buffer.array.dims
                     ]
-                    count = max((round(_pad_tiles(each)) for each in same), default=1)
+                    count = max((round(_measure_tile_padding(each)) for each in same), default=1)
                     span = places[one.made], places[min(one.used, len(places) - 1)]
                     if count:
                         self.buffers.setdefault(value, []).append((*span, count))
@@ -217,7 +217,7 @@ class _CompiledProgram:
         number = self.numbers.get((inside.name, maker.name))
         if number is not None:
             return self.flow.ops[number].results
-        # A copy of an argument; the argument itself is no buffer that the program makes.
+        # Only the copy is a buffer of the program: the argument's own memory is the caller's.
         copied = maker.opcode == "parameter" and maker is not buffer.instruction and buffer.scope.caller is None
         return (self.flow.arguments[int(maker.literal)],) if copied else ()
 
@@ -225,8 +225,8 @@ class _CompiledProgram:
 def _number_instructions(flow: StepFlow, module: Module) -> dict[tuple[str, str], int]:
     """The operation that each instruction (computation, name) is of, where the compiler says so.
 
-    Products that are spelled anew lose their names, and only the bitcast after them has it: that is no work of its own,
-    but says what it reads.
+    Where XLA rewrites a product, the new one has no name; only the bitcast after it keeps the old name. A bitcast does
+    no work, so its name is given to what it reads.
     """
     numbers: dict[tuple[str, str], int] = {}
     callers: dict[str, tuple[Computation, Instruction]] = {}
@@ -260,11 +260,11 @@ def _number_instructions(flow: StepFlow, module: Module) -> dict[tuple[str, str]
     return numbers
 
 
-def _pad_tiles(array: Array) -> float:
+def _measure_tile_padding(array: Array) -> float:
     """How many times its size an array takes of the main memory of a device, whose tiles may be larger than its dims;
     nothing if it lies elsewhere.
 
-    >>> _pad_tiles(Array("f32", (8, 2), "1,0:T(8,128)")), _pad_tiles(Array("f32", (8,), "0:T(8)S(1)"))
+    >>> _measure_tile_padding(Array("f32", (8, 2), "1,0:T(8,128)")), _measure_tile_padding(Array("f32", (8,), "0:T(8)S(1)"))
     (64.0, 0.0)
     """
     order, _, tiling = array.layout.partition(":")
