@@ -264,7 +264,8 @@ def _measure_tile_padding(array: Array) -> float:
     """How many times its size an array takes of the main memory of a device, whose tiles may be larger than its dims;
     nothing if it lies elsewhere.
 
-    >>> _measure_tile_padding(Array("f32", (8, 2), "1,0:T(8,128)")), _measure_tile_padding(Array("f32", (8,), "0:T(8)S(1)"))
+    >>> arrays = Array("f32", (8, 2), "1,0:T(8,128)"), Array("f32", (8,), "0:T(8)S(1)")
+    >>> tuple(map(_measure_tile_padding, arrays))
     (64.0, 0.0)
     """
     order, _, tiling = array.layout.partition(":")
