@@ -25,7 +25,6 @@ from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
 from reshard.lower import lower_plan
-from reshard.lower.exchange_rounds import lower_exchange
 from reshard.lower.program import (
     KERNEL,
     AllGather,
@@ -47,7 +46,6 @@ from reshard.lower.to_shard_map import (
     count_padded_bytes,
     find_regions_on_tpu,
     is_cut_in_place,
-    joins_in_one_copy,
     lie_in_turn,
     measure_padding,
     sent_as_it_lies,
@@ -572,8 +570,7 @@ def in_rounds(plan: Plan, least: int = LEAST_MESSAGE, least_joined: int = LEAST_
             size = exchange_figures(step.operand, step.result)
             enough = least if size.rounds <= FEW_ROUNDS else 2 * least
             if step.operand.nbytes(size.message) >= enough and size.rounds <= MOST_ROUNDS:
-                exchange = lower_exchange(Step("exchange", step.operand, step.result))
-                move = StepSpec("exchange", step.result) if joins_in_one_copy(exchange) else move
+                move = StepSpec("exchange", step.result)
         elif step.kind == "all_gather" and step.mode == PLAIN:
             moves += _gather_inner_dims(step, least_joined)
         moves.append(move)

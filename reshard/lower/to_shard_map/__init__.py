@@ -4,7 +4,6 @@ tile_function              the function, for the inside of a `jax.shard_map` tha
 Beside                     what some programs take beside the source's tile
 batch_function             the same for the tiles of several arrays whose steps share launches
 shares_lie_in_order        whether XLA can run a program's in-place exchanges without copying the tile
-joins_in_one_copy          whether XLA:CPU joins the messages of an exchange in one copy
 lie_in_turn                whether the blocks of a tile lie in a TPU's memory as they travel
 choose_part_form           how the parts of a step travel on a TPU
 sent_as_it_lies            whether a TPU copies neither what an all-to-all sends nor its result more than once
@@ -33,7 +32,6 @@ from reshard.lower.to_shard_map.part_loops import writes_parts_over as writes_pa
 from reshard.lower.to_shard_map.part_writers import choose_part_form as choose_part_form
 from reshard.lower.to_shard_map.part_writers import lie_in_turn as lie_in_turn
 from reshard.lower.to_shard_map.part_writers import sent_as_it_lies as sent_as_it_lies
-from reshard.lower.to_shard_map.run_exchange import joins_in_one_copy as joins_in_one_copy
 from reshard.lower.to_shard_map.run_exchange import shares_lie_in_order as shares_lie_in_order
 from reshard.lower.to_shard_map.run_program import Beside as Beside
 from reshard.lower.to_shard_map.run_program import batch_function as batch_function

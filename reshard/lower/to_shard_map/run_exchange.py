@@ -1,9 +1,8 @@
 """An exchange on a device's tiles: one `ppermute` a round, between what is cut out of a tile and written into one.
 
-    run_exchange          one exchange, or those of several arrays whose messages travel together
-    BlockMessages         the one reader of blocks: messages taken out of a tile, and written into one
-    find_message_orders   which exchanges are joined once all messages have arrived, as XLA:CPU does fastest
-    batch_rounds          an exchange between two sets of devices, in its two halves: pack_message, write_message
+    run_exchange      one exchange, or those of several arrays whose messages travel together
+    BlockMessages     the one reader of blocks: messages taken out of a tile, and written into one
+    batch_rounds      an exchange between two sets of devices, in its two halves: pack_message, write_message
 
 Blocks lie in the digits that a tile is reshaped to, where each is a slice at both ends; XLA slices, and a TPU keeps the
 tile in its own order of dims. The blocks of a view need not be slices of anything: these are elements at computed
@@ -33,7 +32,16 @@ from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlotTransfe
 from reshard.lower.groups import Groups
 from reshard.lower.program import Program, wire_dtype
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.run_rows import MANY, NARROW, count_cuts, find_rows, run_rows, run_slices
+from reshard.lower.to_shard_map.run_rows import (
+    FEW,
+    FEW_ROWS,
+    MANY,
+    NARROW,
+    count_cuts,
+    find_rows,
+    run_rows,
+    run_slices,
+)
 from reshard.lower.to_shard_map.tile_memory import (
     choose_memory_order,
     cut_box,
@@ -48,6 +56,8 @@ from reshard.types import dtypes
 
 Array = jax.Array
 Round = Sequence[Transfer]
+MOST_JOINT = 16
+"""The most rounds that messages of several arrays travel in together."""
 PIECES = 4
 """The fewest rounds between the same devices that become a loop: a tight budget cuts messages into thousands of pieces.
 """
@@ -69,87 +79,42 @@ def run_exchange(
     """
     each = zip(steps, tiles, shapes, strict=True)
     by_rows = [_list_row_forms(step, place, tile.dtype.name, shape, into) for step, tile, shape in each]
-    if not any(by_rows):
-        return _run_boxes(steps, place, tiles, shapes, into, in_part)
+    together = len(steps) == 1 or any(step.gathers for step in steps)
+    together = together or any(not t.blocks for step in steps for turn in step.rounds for t in turn)
+    # Rounds of pieces are loops, each of one array: thousands of them unrolled would be as many copies of code.
+    together = together or all(not step.relays and len(step.rounds) <= MOST_JOINT for step in steps)
+    if together and not any(by_rows):
+        return _run_by_rounds(steps, place, shapes, into, in_part, *tiles)
     moved: list[Array] = []
     for step, tile, shape, forms in zip(steps, tiles, shapes, by_rows, strict=True):
 
         def in_boxes(tile: Array, step: Exchange = step, shape: Sequence[int] = shape) -> Array:
-            return _run_boxes([step], place.anew(), [tile], [shape], into, in_part)[0]
+            return _run_by_rounds([step], place.anew(), [shape], into, in_part, tile)[0]
 
-        known = {platform: form or in_boxes for platform, form in forms.items()}
-        moved.append(place.by_platform(tile, **({"default": in_boxes} | known)))
+        moved.append(place.by_platform(tile, **({"default": in_boxes} | forms)))
     return moved
 
 
 def _list_row_forms(
     step: Exchange, place: MeshPlace, dtype: str, shape: Sequence[int], into: Array | None
-) -> dict[str, Callable[[Array], Array] | None]:
-    """By platform, how an exchange runs by rows, and None where it does not; no platforms if it does on none.
+) -> dict[str, Callable[[Array], Array]]:
+    """By platform, how an exchange runs by rows, where it does; "default" are all others.
 
-    Boxes that rounds cut out one by one may be too much code for any compiler; a CPU has one loop for those that are
-    nearly alike.
+    Boxes that rounds cut out one by one may be too much code for any compiler; a CPU takes as long for rows of tables,
+    and its compiler half as long.
     """
     cuts = count_cuts(step)
     platforms = () if step.relays else step.sliced_on  # What is passed on arrives before it is sent.
-    moves = find_rows(step) if platforms or cuts > MANY else None
+    moves = find_rows(step) if platforms or cuts > FEW else None
     if moves is None:
         return {}
     wide = dtypes.nbytes(moves.width, step.dtype or dtype) >= NARROW
     many = cuts > (MANY if wide else NARROW * MANY)
     sliced = partial(run_slices, step, moves, place.anew(), shape)
-    by_table = partial(run_rows, step, moves, place.anew(), shape, into) if many else None
-    forms = {"cpu": None} if by_table and find_largest_box(step) is not None else {}
-    return {**forms, **dict.fromkeys(platforms, sliced), "default": by_table} if platforms or many else {}
-
-
-def _run_boxes(
-    steps: Sequence[Exchange],
-    place: MeshPlace,
-    tiles: Sequence[Array],
-    shapes: Sequence[Sequence[int]],
-    into: Array | None,
-    in_part: bool,
-) -> list[Array]:
-    """The tiles after exchanges whose messages are cut out and written block by block."""
-    if any(step.gathers for step in steps) or any(
-        not t.blocks for step in steps if len(steps) > 1 for turn in step.rounds for t in turn
-    ):
-        return _run_by_rounds(steps, place, shapes, into, in_part, *tiles)
-    orders = [order for step in steps if (order := find_message_orders(step)) is not None]
-    if len(orders) < len(steps):
-        # Rounds of pieces are loops, each of one array: thousands of them unrolled would be as many copies of code.
-        moved: list[Array] = []
-        for step, tile, shape in zip(steps, tiles, shapes, strict=True):
-            by_rounds = partial(_run_by_rounds, [step], place.anew(), [shape], into, in_part)
-            box = find_largest_box(step)
-            if box is None:
-                moved += by_rounds(tile)
-            else:
-                in_turn = partial(_run_boxes_in_turn, step, box, place.anew(), shape)
-                moved += place.by_platform(tile, cpu=in_turn, default=by_rounds)
-        return moved
-
-    def run_at_once(*tiles: Array) -> list[Array]:
-        here = place.anew()
-        opened = [tile.reshape(_list_tile_digits(step)) for step, tile in zip(steps, tiles, strict=True)]
-        arrived: list[list[Array]] = []
-        for rounds in zip(*map(list_rounds, steps), strict=True):
-            messages = [
-                BlockMessages(step, [one], here).take(tile)
-                for step, one, tile in zip(steps, rounds, opened, strict=True)
-            ]
-            local = all(t.sender == t.receiver for t in rounds[0])
-            arrived.append(
-                messages if local else _send_together(messages, partial(here.permute, pairs=_list_pairs(rounds[0])))
-            )
-        each = zip(steps, orders, zip(*arrived, strict=True), shapes, strict=True)
-        moved = [write_messages(step, here, order, parts).reshape(shape) for step, order, parts, shape in each]
-        return [tile.astype(step.dtype or tile.dtype) for step, tile in zip(steps, moved, strict=True)]
-
-    # CPUs hold all messages at once anyway, so they join them at the end.
-    by_rounds = partial(_run_by_rounds, steps, place.anew(), shapes, into, in_part)
-    return place.by_platform(*tiles, cpu=run_at_once, default=by_rounds)
+    by_table = partial(run_rows, step, moves, place.anew(), shape, into)
+    if not (platforms or many):
+        return {"cpu": by_table} if moves.rows <= FEW_ROWS else {}
+    return {**({"default": by_table} if many else {}), **dict.fromkeys(platforms, sliced)}
 
 
 class Orders(NamedTuple):
@@ -573,55 +538,6 @@ class BlockMessages:
         return self.place.look_up(table[0]) if self.number is None else self.place.look_up(table, self.number)
 
 
-# An exchange whose messages are joined once all have arrived, for a platform that holds all of them at once anyway.
-#
-# XLA:CPU starts all rounds at once, whatever barriers separate them. Joining the messages at the end is then one copy,
-# while updating the result in place round by round is a fill and two copies.
-
-
-MOST = 16
-"""The most different orders that devices may have, and the most rounds; each order is a branch of the program."""
-Order = tuple[int, ...]
-"""Numbers of rounds."""
-
-
-def find_message_orders(step: Exchange) -> dict[int, Order] | None:
-    """For each device, the rounds whose messages lie one after another in its result; local copies are the first round.
-
-    None unless all messages are one box of one shape, they tile all of the result, and none is sent in pieces.
-
-    For example, f32[{x}2, 6] -> f32[6, {x}2] on <x=3>: the result of device 1 is its message from device 0, of
-    round 2, then its own share, of round 0, and the message from device 2, of round 1. So its order is (2, 0, 1).
-    """
-    if step.strided or step.fills or step.relays or len(step.rounds) > MOST:
-        return None
-    rounds = list_rounds(step)
-    forms = {t.form for one in rounds for t in one}
-    if len(forms) != 1 or len(forms.pop()) != 1:
-        return None
-    if len({tuple(_list_pairs(one)) for one in step.rounds}) < len(step.rounds):
-        return None  # Two rounds between the same devices: the pieces of messages.
-    # By receiver and round, where in its result the one box of its message starts.
-    starts: dict[int, dict[int, tuple[int, ...]]] = {}
-    for number, one in enumerate(rounds):
-        for t in one:
-            starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.blocks[0].dst)
-    count = math.prod(count_boxes(step))
-    # Of pieces of any size, some may be empty.
-    if len(starts) < len(step.receivers) or len(rounds) != count or {*map(len, starts.values())} != {count}:
-        return None
-    by_device = {device: tuple(sorted(by_round, key=by_round.__getitem__)) for device, by_round in starts.items()}
-    return by_device if len(set(by_device.values())) <= MOST else None
-
-
-def joins_in_one_copy(step: Exchange) -> bool:
-    """Whether the messages of an exchange can be joined once all have arrived, along one axis of the result.
-
-    Along two axes they are joined twice.
-    """
-    return find_message_orders(step) is not None and sum(count > 1 for count in count_boxes(step)) == 1
-
-
 def list_rounds(step: Exchange) -> list[Sequence[Any]]:
     """The rounds, after the local copies if there are any."""
     local, rounds = _list_transfers(step)
@@ -631,116 +547,6 @@ def list_rounds(step: Exchange) -> list[Sequence[Any]]:
 def _list_transfers(step: Exchange) -> tuple[Sequence[Any], Sequence[Sequence[Any]]]:
     """The local copies and the rounds, as slices of digits where blocks are such."""
     return (step.local, step.rounds) if step.strided else step.sliced
-
-
-def count_boxes(step: Exchange) -> tuple[int, ...]:
-    """The number of boxes along each axis of the result."""
-    box = next(t for one in list_rounds(step) for t in one).blocks[0]
-    return tuple(radix // extent for radix, (_, extent) in zip(step.receive.digits, box.dst, strict=True))
-
-
-def write_messages(
-    step: Exchange, place: MeshPlace, by_device: Mapping[int, Order], messages: Sequence[Array]
-) -> Array:
-    """The result, from this device's messages round by round."""
-    boxes, distinct = count_boxes(step), list(dict.fromkeys(by_device.values()))
-    extents = [radix // count for radix, count in zip(step.receive.digits, boxes, strict=True)]
-
-    def join(order: Order, *messages: Array) -> Array:
-        blocks = [messages[at] for at in order]
-        for axis in reversed(range(len(boxes))):  # the minor axis first, whose neighbours are neighbours in the order
-            blocks = [jnp.concatenate(blocks[at : at + boxes[axis]], axis) for at in range(0, len(blocks), boxes[axis])]
-        return blocks[0]
-
-    shaped = [message.reshape(extents) for message in messages]
-    if len(distinct) == 1:
-        return join(distinct[0], *shaped)
-    which = place.by_device({device: distinct.index(order) for device, order in by_device.items()})
-    return lax.switch(which, [partial(join, order) for order in distinct], *shaped)
-
-
-# An exchange of uneven tiles, whose messages are boxes of many forms, as one loop over its rounds, for XLA:CPU.
-#
-# Each form that is packed or written by itself is a kernel of its own, which takes the compiler 5 to 10 ms. So all
-# boxes are as large as the largest: what is around a smaller one travels as well, and the receiver leaves it out.
-#
-#     f32[{x}{y}9/70] -> f32[{y}35] on <x=4, y=2>     from device 3, which has 27 to 35, to device 1, which has 35 to 69
-#
-#     sent        27 to 35, all of the tile
-#     written     35 at place 0: the message begins at place -8, of which the tile has room for 8 while it is filled
-
-
-LONGER = 1.5
-"""How many times as many elements as the longest message of each round all boxes may be."""
-FEWEST = 4
-"""The fewest rounds, local copies included, that become a loop."""
-
-
-def find_largest_box(step: Exchange) -> tuple[int, ...] | None:
-    """The extents in which all messages of an exchange fit; None if all have these, if they are no boxes of the tiles'
-    own dims, or few, or if most of them are much smaller."""
-    if any(len(t.blocks) > 1 for one in (step.local, *step.rounds) for t in one):
-        return None
-    rounds = [] if step.strided or step.fills or step.relays or step.dtype else list_rounds(step)
-    boxes = [t.blocks[0].extents for one in rounds for t in one]
-    if len(rounds) < FEWEST or any(len(t.blocks) > 1 for one in rounds for t in one):
-        return None
-    if any(len({t.receiver for t in one}) < len(one) for one in rounds):
-        return None  # What a device keeps of a message in pieces is several boxes.
-    largest = tuple(map(max, zip(*(sent for sent, _ in boxes), strict=True)))
-    longest = sum(max(t.elements for t in one) for one in rounds)
-    unlike = all(sent == received for sent, received in boxes) and len({*boxes}) > 1
-    return largest if unlike and len(rounds) * math.prod(largest) <= LONGER * longest else None
-
-
-def _run_boxes_in_turn(
-    step: Exchange, extents: tuple[int, ...], place: MeshPlace, shape: Sequence[int], tile: Array
-) -> list[Array]:
-    """The result of an exchange whose messages are boxes, each in one of these extents, in a loop over the rounds."""
-    local, rounds = _list_transfers(step)
-    turns: list[Sequence[Any]] = [local, *rounds] if local else list(rounds)
-    axes = range(len(extents))
-    # By round, device and axis: where a box is cut out and written, and from where to where it has what is received.
-    cut, written, low, high = np.zeros((4, len(turns), len(place.devices), len(extents)), np.int32)
-    for number, transfers in enumerate(turns):
-        for t in transfers:
-            (box,) = t.blocks
-            sender, receiver = place.positions[t.sender], place.positions[t.receiver]
-            for axis, ((src, extent), (dst, _)) in enumerate(zip(box.src, box.dst, strict=True)):
-                before = max(0, src + extents[axis] - step.send.digits[axis])
-                cut[number, sender, axis], written[number, receiver, axis] = src - before, dst - before
-                low[number, receiver, axis], high[number, receiver, axis] = before, before + extent
-    room = [max(0, -int(written[..., axis].min())) for axis in axes]
-    written += np.asarray(room, np.int32)
-    ends = [int(written[..., axis].max()) + extents[axis] for axis in axes]
-    wide = [max(end, room[axis] + step.receive.digits[axis]) for axis, end in enumerate(ends)]
-    table = jnp.asarray(np.concatenate([cut, written, low, high], axis=2))
-    opened = tile.reshape(step.send.digits)
-
-    def run(number: Array | int, filled: Array) -> Array:
-        turn = np.int32(number) if isinstance(number, int) else number.astype(np.int32)
-        row = lax.dynamic_slice(table, (turn, place.anew().here, np.int32(0)), (1, 1, table.shape[2])).reshape(-1)
-        at = [lax.index_in_dim(row, column, keepdims=False) for column in range(table.shape[2])]
-        here, there, first, last = (at[one * len(extents) : (one + 1) * len(extents)] for one in range(4))
-        message = cut_box(opened, here, extents)
-        if not isinstance(number, int):
-            permutes = [partial(place.anew().permute, pairs=_list_pairs(one)) for one in rounds]
-            message = lax.switch(turn - np.int32(len(turns) - len(rounds)), permutes, message)
-        received: Array | None = None
-        for axis in axes:
-            if not (low[..., axis] == 0).all() or not (high[..., axis] == extents[axis]).all():
-                place_in_box = lax.broadcasted_iota(np.int32, extents, axis)
-                start, end = (lax.broadcast(each[axis], extents) for each in (first, last))
-                inside = lax.bitwise_and(lax.ge(place_in_box, start), lax.lt(place_in_box, end))
-                received = inside if received is None else lax.bitwise_and(received, inside)
-        return write_box(filled, message, there, received)
-
-    filled = jnp.zeros(wide, tile.dtype)
-    if local:
-        filled = run(0, filled)
-    filled = lax.fori_loop(len(turns) - len(rounds), len(turns), run, filled)
-    trimmed = [(start, start + extent) for start, extent in zip(room, step.receive.digits, strict=True)]
-    return [lax.slice(filled, *zip(*trimmed, strict=True)).reshape(tuple(shape))]
 
 
 # An exchange between two sets of devices in its two halves: what the senders pack, and what the receivers write. What

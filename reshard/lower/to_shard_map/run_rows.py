@@ -44,6 +44,10 @@ Table = np.ndarray[Any, Any]
 MANY = 64
 """From more blocks on that rounds would cut out and write one by one, they are rows of tables: each of them is two
 kernels, for which a compiler takes 5 ms to 1 s."""
+FEW = 8
+"""The same for XLA:CPU, for which a block takes its compiler 5 to 10 ms."""
+FEW_ROWS = 1 << 20
+"""The most rows of such tables: the program has all of them."""
 NARROW = 32
 """Rows of fewer bytes are slow to gather: so many of `MANY` blocks are cut out before tables have them."""
 MOST_ROWS = 1 << 24
@@ -73,6 +77,11 @@ class RowMoves:
     def slices(self) -> int:
         """The most runs between two devices."""
         return max(map(len, self.runs.values()), default=0)
+
+    @property
+    def rows(self) -> int:
+        """How many rows move, those that stay where they are included."""
+        return sum(int(runs[:, 2].sum()) for runs in self.runs.values())
 
     def count_written(self, receivers: Sequence[int]) -> dict[int, int] | None:
         """The rows at the start of each receiver's tile that are written, if no others are."""

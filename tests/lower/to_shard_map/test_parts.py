@@ -239,7 +239,6 @@ def small_tpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return jnp.full(tuple(shape), jnp.nan, dtype)
 
     monkeypatch.setattr(lax, "platform_dependent", branch)
-    monkeypatch.setattr(run_exchange, "find_message_orders", lambda step: None)
     for module in (tile_memory, part_loops, part_writers, run_collectives):
         monkeypatch.setattr(module, "LANES", 4)
         monkeypatch.setattr(module, "SUBLANES", 2, raising=False)

@@ -62,8 +62,8 @@ def in_form(program: Program, form: str, monkeypatch: pytest.MonkeyPatch) -> Pro
     """The program, whose exchanges run in this form on CPUs."""
     monkeypatch.setattr(lax, "ragged_all_to_all", emulate_ragged_all_to_all)
     monkeypatch.setattr(run_rows, "make_unfilled", lambda shape, dtype: jnp.full(shape, WRONG, dtype))
-    monkeypatch.setattr(run_exchange, "MANY", -1 if form == "tables" else 1 << 30)
-    monkeypatch.setattr(run_exchange, "find_largest_box", lambda step: None)
+    for fewest in ("FEW", "MANY"):
+        monkeypatch.setattr(run_exchange, fewest, -1 if form == "tables" else 1 << 30)
     on = ("cpu",) if form == "slices" else ()
     steps = (replace(each, sliced_on=on) if isinstance(each, Exchange) else each for each in program.instructions)
     return replace(program, instructions=tuple(steps))
