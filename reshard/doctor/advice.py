@@ -160,5 +160,6 @@ def show_advice(out: Console, advice: Advice) -> None:
         terminal.print_facts(out, advice.facts)
     for where, edit, gain in advice.rows:
         out.print()
-        terminal.print_paragraph(out, edit, f"{where}  ")
-        terminal.print_paragraph(out, gain, " " * (len(where) + 2), terminal.GOOD)
+        mark = terminal.print_name(out, f"{where}  ")
+        terminal.print_paragraph(out, edit, mark)
+        terminal.print_paragraph(out, gain, " " * len(mark), terminal.GOOD)

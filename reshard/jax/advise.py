@@ -53,6 +53,7 @@ from reshard.jax.stablehlo_pass.user_shardings import (
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.synth.choice import Access, Assignment, DeviceSpeed, MovePrices, choose_splits
 from reshard.synth.choice.assess import HELD_PART
+from reshard.synth.choice.splits import allow_splits
 from reshard.synth.network import Network
 from reshard.types.whole import whole
 
@@ -319,11 +320,8 @@ class ShardingModel:
         """The best choice of everything that the user did not give, and of the shardings that are free."""
         keys = frozenset(free)
         if keys not in self.known:
-            opened = {node for key in keys for node, _ in self.views[key]}
-            nodes = [replace(each, only=None) if at in opened else each for at, each in enumerate(self.problem.nodes)]
-            # Nodes that were tied while all shardings were fixed may differ once one of them is free.
-            nodes = [replace(each, tie=each.tie and f"{each.tie} {each.only}") for each in nodes]
-            problem = replace(self.problem, nodes=tuple(nodes))
+            opened = dict.fromkeys(node for key in keys for node, _ in self.views[key])
+            problem = allow_splits(self.problem, opened)
             self.known[keys] = choose_splits(problem, self.prices, self.speed, time_limit=_SOLVE_SECONDS, gap=_GAP)
         return self.known[keys]
 

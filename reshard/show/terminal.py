@@ -19,6 +19,7 @@ from rich.text import Text
 
 PROSE = 100  # Columns: longer lines of prose are hard to read.
 _BETWEEN = 3  # Columns of a terminal between those of a table.
+_NAMES = 40  # Columns of a name beside what is said of it; longer ones have lines of their own.
 PIPED = 4096  # Wider than any table: a program that reads a pipe expects one row per line.
 
 NAME, GOOD, BAD, FAINT, STEP = "bold", "green", "bold red", "dim", "cyan"
@@ -97,9 +98,18 @@ def print_table(out: Console, rows: Table, indent: int = 0) -> None:
 
 def print_facts(out: Console, rows: Sequence[tuple[str, str]], good: Container[str] = ()) -> None:
     """Prints names and values, one pair per line; values whose name is in `good` are green."""
-    width = max(len(name) for name, _ in rows)
+    width = max((len(name) for name, _ in rows if len(name) <= _NAMES), default=0)
     for name, value in rows:
-        print_paragraph(out, value, f"  {name.ljust(width)}  ", GOOD if name in good else "")
+        print_paragraph(out, value, print_name(out, f"  {name.ljust(width)}  "), GOOD if name in good else "")
+
+
+def print_name(out: Console, mark: str) -> str:
+    """The mark of what is said of a name: the name, but of a long one, which is printed here, a few spaces."""
+    if len(mark) <= _NAMES + 4:
+        return mark
+    for line in textwrap.wrap(mark, min(out.width, PROSE), subsequent_indent=mark[: -len(mark.lstrip())]):
+        out.print(Text(line, FAINT), soft_wrap=True)
+    return "      "
 
 
 def print_paragraph(out: Console, text: str, mark: str = "", style: str = "") -> None:

@@ -143,3 +143,11 @@ def test_gains_of_several_changes_are_of_each_with_those_above_it():
     lines = str(Advice((first, second), Figures(100, 8, 9), compiles=3)).splitlines()
     assert lines[0] == "2 changes, each measured with those above it, found in 3 compiles"
     assert [line.strip() for line in lines if "saves" in line] == ["saves 40 B received", "saves 50 B received"]
+
+
+def test_long_names_have_lines_of_their_own():
+    names = ", ".join(f"params['layers'][{at}]['attention']['query']" for at in range(6))
+    change = Change(names, "in_sharding", "in_sharding", "P('x')", "P('y')", 10, 8, 9)
+    lines = str(Advice((change,), Figures(100, 8, 9), compiles=3)).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[-2:] == ["      in_sharding(P('x')) -> P('y')", "      saves 90 B received"]

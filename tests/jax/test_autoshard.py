@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import jax
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import reshard.jax
 from reshard.errors import BudgetError, LayoutError, MeshError, NetworkError, PlanError, ProgramError
 from reshard.jax.layout_choice import search
-from reshard.jax.layout_choice.compiled_figures import measure_executable
+from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
 from reshard.jax.layout_choice.trace_step import read_step_program
 from reshard.jax.program_report import devices_for, hush_compiler
 from reshard.synth.choice import assess_splits
@@ -111,10 +112,29 @@ def test_all_of_it_is_said(choice):
     assert [one["name"] for one in told["arguments"]] == ["params/b1", "params/w1", "params/w2", "batch", "wanted"]
     assert told["received_bytes"] == choice.received_bytes
     assert {"chosen", "fsdp"} <= {one["name"].lower() for one in told["programs"]}
-    assert "returned" in choice.report() and "chosen, compiled" in choice.report()
+    assert re.search("^chosen +compiled .* returned$", choice.report(), re.MULTILINE)
     expert = next(each for each in choice.tried[1:] if each.planned is not None and each.compiled is not None)
     instead = replace(choice, best=expert).explanation
     assert instead is not None and instead.groups and instead.note.endswith("XLA decided")
+
+
+def test_what_others_need_less_of_is_said(choice):
+    """Of figures made up for two programs; and a report is narrow, whatever these are called."""
+    [chosen, expert, *_] = [each for each in choice.tried if each.compiled is not None]
+    ours, name = ExecutableFigures(1 << 20, 4, 1e-3, 1e6, 1e6, 1 << 20), 6 * "an_expert_of_a_long_name "
+
+    def find_remark(**figures):
+        best, other = replace(chosen, compiled=ours), replace(expert, name=name, compiled=replace(ours, **figures))
+        failed = replace(expert, compiled=None, why="does not compile: " + 9 * "long words ")
+        made = replace(choice, tried=(best, other, failed), best=best)
+        assert max(map(len, made.report().splitlines())) <= 110
+        assert made.to_dict()["remarks"] == list(made.remarks)
+        return next((said for said in made.remarks if said.startswith(name)), "")
+
+    assert " with budget=7000 " in find_remark(peak_bytes=7000)
+    assert not find_remark(received_bytes=1 << 10) and not find_remark(move_seconds=1.0)
+    assert find_remark(received_bytes=1 << 10, move_seconds=2e-3, launches=77).endswith("for its 77 moves more")
+    assert find_remark(received_bytes=1 << 10, move_seconds=0, touched_bytes=1e13).endswith("for its work more")
 
 
 def test_what_is_fixed_stays(mesh):

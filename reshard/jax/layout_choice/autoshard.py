@@ -25,10 +25,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
+from rich.console import Console
 
 from reshard.errors import BudgetError, LayoutError, MeshError, PlanError, ProgramError, name_arguments, quoted
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures
-from reshard.jax.layout_choice.explain import Explanation, explain_choice
+from reshard.jax.layout_choice.explain import MOST_LISTED, Explanation, explain_choice, show_explanation
 from reshard.jax.layout_choice.fixed_specs import read_fixed
 from reshard.jax.layout_choice.graph import build_graph
 from reshard.jax.layout_choice.op_rules import read_op_rules
@@ -39,6 +40,7 @@ from reshard.jax.program_report import checked_function, devices_for
 from reshard.jax.request import options_on
 from reshard.lower.to_stablehlo import Module
 from reshard.runtime.platform_network import find_calibration
+from reshard.show import terminal
 from reshard.synth.choice.device_speed import SPEEDS, DeviceSpeed
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment
@@ -47,10 +49,12 @@ from reshard.synth.network import Network
 from reshard.synth.options import PlanOptions
 from reshard.types.mesh import Mesh
 from reshard.types.notation.jax_sharding import parse_spec
-from reshard.types.units import bytes_text, seconds_text
+from reshard.types.units import bytes_text, counted, listed, seconds_text
 from reshard.types.whole import whole
 
 COMPARE = ("none", "best", "all")
+_FIGURES = ("received", "peak", "moves", "work", "total")
+_LESS = 0.95  # Who receives or holds less than this part of what is returned is told of.
 _CLOSE = 0.99  # A choice may be as far from the best by itself; nearer ones are as fast.
 ASSUMED = Network.uniform(1e-6, 1e10)
 """The network of devices whose links nobody measured, named or knows."""
@@ -182,62 +186,100 @@ class LayoutChoice:
             "arguments": spelled[:count],
             "results": spelled[count:],
             "programs": [_describe_program(each, self.search) for each in self.tried],
+            "remarks": list(self.remarks),
             "explanation": None if self.explanation is None else self.explanation.to_dict(),
             "seconds_spent": dict(self.search.spent),
         }
 
-    def report(self) -> str:
-        """What was compared, what is returned, and why, as text."""
-        budget = "no budget" if self.search.budget is None else f"a budget of {bytes_text(self.search.budget)}"
-        assumed = " (assumed: name one, or measure it with reshard calibrate)" if self.network_assumed else ""
-        axes = ", ".join(f"{name}={size}" for name, size in self.search.jax_mesh.shape.items())
-        lines = [f"shardings on <{axes}>, network {self.network.name}{assumed}, {budget}", ""]
-        # By what and whose the figures are; experts that are only planned share a row where their figures are equal.
-        named: dict[tuple[str, ...], list[str]] = {}
-        for each in self.tried:
-            mark = "returned" if each is self.best else each.why
-            if each.planned is not None:
-                planned = each.planned
-                work = seconds_text(planned.seconds - planned.move_seconds)
-                sizes = bytes_text(planned.received_bytes), bytes_text(planned.peak_bytes)
-                times = seconds_text(planned.move_seconds), work, seconds_text(planned.seconds)
-                alone = "" if each.compiled is None else each.name
-                named.setdefault(("planned", alone, *sizes, *times, mark * (not alone)), []).append(each.name)
-            if each.compiled is not None:
-                made = each.compiled
-                work = seconds_text(self.search.sum_seconds(made) - made.move_seconds)
-                sizes = bytes_text(made.received_bytes), bytes_text(made.peak_bytes)
-                times = seconds_text(made.move_seconds), work, seconds_text(self.search.sum_seconds(made))
-                named["compiled", each.name, *sizes, *times, mark] = [each.name]
-        rows = [("", "received", "peak", "moves", "work", "total", "")]
-        rows += [(f"{', '.join(names)}, {cells[0]}", *cells[2:]) for cells, names in named.items()]
-        wide = [max(len(row[at]) for row in rows) for at in range(6)]
-        for row in rows:
-            cells = [row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:6], wide[1:], strict=True))]
-            lines.append("  ".join([*cells, row[6]]).rstrip())
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What else is to be known, in sentences: what others need less of, and how good the choice is."""
+        said: list[str] = []
+        ours, others = self._figures, [each for each in self.tried if each is not self.best]
+        made = [(each.name, each.compiled) for each in others if each.compiled is not None]
+        planned = [(each.name, each.planned) for each in others if each.planned is not None]
+        name, other = min(made, key=lambda one: one[1].peak_bytes, default=("", ours))
+        if other.peak_bytes < _LESS * ours.peak_bytes:
+            holds = f"holds {bytes_text(other.peak_bytes)}, and what is returned {bytes_text(ours.peak_bytes)}"
+            said.append(f"{name} {holds}: with budget={other.peak_bytes} what is returned holds no more")
+        elif planned and self.best.planned is not None:
+            name, least = min(planned, key=lambda one: one[1].peak_bytes)
+            if least.peak_bytes < _LESS * self.best.planned.peak_bytes:
+                holds = (
+                    f"{bytes_text(least.peak_bytes)}, and what is returned {bytes_text(self.best.planned.peak_bytes)}"
+                )
+                said.append(f"{name} would hold {holds}, by the model: a budget= trades time for memory")
+        slower = [
+            (name, each, more) for name, each in made if (more := self.search.sum_seconds(each) - self.seconds) > 0
+        ]
+        name, other, more = min(slower, key=lambda one: one[1].received_bytes, default=("", ours, 0.0))
+        if other.received_bytes < _LESS * ours.received_bytes:
+            moves = other.move_seconds - ours.move_seconds
+            parts = ((moves, f"its {counted(other.launches, 'move')}"), (more - moves, "its work"))
+            why = listed([f"{seconds_text(by)} for {what}" for by, what in parts if by > 0])
+            less = (
+                f"{bytes_text(other.received_bytes)} where what is returned receives {bytes_text(ours.received_bytes)}"
+            )
+            said.append(f"{name} receives {less}, but takes {seconds_text(more)} longer: {why} more")
         if any(each.compiled is None and not each.why for each in self.tried):
-            lines += ["", "compiled rows compare with compiled rows; what is only planned, compare='all' compiles"]
+            said.append("compiled rows compare with compiled rows; what is only planned, compare='all' compiles")
         if self.gap > 0:  # Of a choice that was made for memory alone, the bound says nothing.
             most = f"takes at most {self.gap:.1%} longer than the best choice, by the model"
-            lines += ["", f"what was chosen {most if self.gap < 10 else 'may be far from the best: no bound is known'}"]
+            said.append(f"what was chosen {most if self.gap < 10 else 'may be far from the best: no bound is known'}")
         specs = (*self.best.in_specs, *self.best.out_specs)
         if not any(entry for spec in specs for entry in spec or ()) and self.best.emitted:
             # Small steps on fast devices: right, but not what people expect who have given eight.
-            work = seconds_text(self.seconds - self._figures.move_seconds)
-            lines += [
-                "",
-                f"no argument is split: all work takes {work}, and moves would cost more than splitting saves",
-            ]
+            work = seconds_text(self.seconds - ours.move_seconds)
+            said.append(f"no argument is split: all work takes {work}, and moves would cost more than splitting saves")
         if self.search.graph.unknown_trips:
-            lines += ["", "loops whose trips depend on data count as one trip"]
-        if self.explanation is not None:
-            lines += ["", str(self.explanation)]
-            if " more" in str(self.explanation):
-                lines.append("to_dict()['arguments'] has the spec of every argument")
-        return "\n".join(lines)
+            said.append("loops whose trips depend on data count as one trip")
+        return tuple(said)
+
+    def report(self) -> str:
+        """What was compared, what is returned, and why, as text."""
+        return terminal.print_plain(lambda out: show_choice(out, self))
 
     def __str__(self) -> str:
         return self.report()
+
+
+def show_choice(out: Console, choice: LayoutChoice) -> None:
+    """Prints what was compared, what is returned, and why."""
+    budget = "no budget" if choice.search.budget is None else f"a budget of {bytes_text(choice.search.budget)}"
+    assumed = " (assumed: name one, or measure it with reshard calibrate)" if choice.network_assumed else ""
+    axes = ", ".join(f"{name}={size}" for name, size in choice.search.jax_mesh.shape.items())
+    terminal.print_paragraph(out, f"shardings on <{axes}>, network {choice.network.name}{assumed}, {budget}")
+    out.print()
+    # By what and whose the figures are; experts that are only planned share a row where their figures are equal.
+    named: dict[tuple[str, ...], list[str]] = {}
+    for each in choice.tried:
+        made, planned = each.compiled, each.planned
+        rows: list[tuple[str, str, int, int, float, float]] = []
+        if planned is not None:
+            figures = planned.received_bytes, planned.peak_bytes, planned.move_seconds, planned.seconds
+            rows.append(("planned", "" if made is None else each.name, *figures))
+        if made is not None:
+            figures = made.received_bytes, made.peak_bytes, made.move_seconds, choice.search.sum_seconds(made)
+            rows.append(("compiled", each.name, *figures))
+        for how, alone, received, peak, moves, total in rows:
+            cells = bytes_text(received), bytes_text(peak), *map(seconds_text, (moves, total - moves, total))
+            mark = "returned" if how == "compiled" and each is choice.best else ""
+            named.setdefault((how, alone, *cells, mark), []).append(each.name)
+    table = terminal.make_table("", " ", *_FIGURES, "  ", right=_FIGURES)
+    for (how, _, *cells), names in named.items():
+        table.add_row(", ".join(names), how, *cells)
+    terminal.print_table(out, table)
+    if failed := [(each.name, each.why) for each in choice.tried if each.why]:
+        out.print()
+        terminal.print_facts(out, failed)
+    for remark in choice.remarks:
+        out.print()
+        terminal.print_paragraph(out, remark)
+    if choice.explanation is not None:
+        out.print()
+        show_explanation(out, choice.explanation)
+        if any(len(group.names) > MOST_LISTED for group in choice.explanation.groups):
+            terminal.print_paragraph(out, "to_dict()['arguments'] has the spec of every argument")
 
 
 @name_arguments

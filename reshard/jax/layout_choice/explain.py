@@ -18,6 +18,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from rich.console import Console
+
+from reshard.show import terminal
 from reshard.synth.choice.assess import PlacedMove, assess_splits, list_placed_moves
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.prices import MovePrices
@@ -26,7 +29,7 @@ from reshard.synth.choice.splits import list_splits
 from reshard.types.layout import Layout
 from reshard.types.units import bytes_text, counted, listed, seconds_text
 
-_MOST_LISTED = 3  # Dearest moves, and patterns of names in one line.
+MOST_LISTED = 3  # Dearest moves, and patterns of names in one line.
 _MOST_TRIED = 24  # Other splits of a node, of which the best says what a move is worth.
 _HOPS_TO_GRADIENT = 8  # Operations between a sum of gradients and the next value of a parameter.
 _VIEWING = frozenset(("while", "dynamic_slice", "slice", "reshape", "optimization_barrier", "convert"))
@@ -58,14 +61,7 @@ class Explanation:
     note: str = ""
 
     def __str__(self) -> str:
-        parts = [("chosen", [(str(group), group.words) for group in self.groups])]
-        parts += [("the dearest moves", list(self.moves))] if self.moves else [("nothing moves", [])]
-        parts += [(f"what {self.rival} moves beside it", list(self.avoided))] if self.avoided else []
-        lines: list[str] = []
-        for title, rows in parts:
-            wide = max((len(name) for name, _ in rows), default=0)
-            lines += [title, *(f"  {name:{wide}}  {words}" for name, words in rows)]
-        return "\n".join([*lines, *filter(None, [self.memory, self.note])])
+        return terminal.print_plain(lambda out: show_explanation(out, self))
 
     def to_dict(self) -> dict[str, object]:
         """The same as data for JSON."""
@@ -77,6 +73,18 @@ class Explanation:
             "memory": self.memory,
             "note": self.note,
         }
+
+
+def show_explanation(out: Console, told: Explanation) -> None:
+    """Prints an explanation, part by part."""
+    parts = [("chosen", [(str(group), group.words) for group in told.groups])]
+    parts.append(("the dearest moves" if told.moves else "nothing moves", list(told.moves)))
+    parts += [(f"what {told.rival} moves beside it", list(told.avoided))] if told.avoided else []
+    for title, rows in parts:
+        terminal.print_paragraph(out, title, style=terminal.NAME)
+        terminal.print_facts(out, rows)
+    for said in filter(None, (told.memory, told.note)):
+        terminal.print_paragraph(out, said)
 
 
 def explain_choice(
@@ -106,11 +114,11 @@ def explain_choice(
             alike[_say_change(move), bytes_text(price.received_bytes), seconds_text(price.seconds)].append(move)
     shown: list[tuple[str, str]] = []
     dearest = sorted(alike.items(), key=lambda item: -sum(costs[move] for move in item[1]))
-    for (change, received, _), each in dearest[:_MOST_LISTED]:
+    for (change, received, _), each in dearest[:MOST_LISTED]:
         runs = sum(move.times for move in each)
         words = f"{change}, {received} received{f', {runs} times' if runs > 1 else ''}, "
         words += f"{seconds_text(sum(costs[move] for move in each))} in all"
-        others = (_weigh_move(problem, chosen, move, costs[move], prices, speed) for move in each[:_MOST_LISTED])
+        others = (_weigh_move(problem, chosen, move, costs[move], prices, speed) for move in each[:MOST_LISTED])
         named = _join_names([*dict.fromkeys(names[move.tensor] for move in each)]).replace(", gradient of ", ", ")
         shown.append((named, words + next(filter(None, others), "")))
     avoided = () if rival is None else _list_avoided(problem, costs, names, rival[1], prices)
@@ -189,8 +197,8 @@ def name_pattern(name: str) -> str:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return f"{', '.join(names[:_MOST_LISTED])}{more}"
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return f"{', '.join(names[:MOST_LISTED])}{more}"
 
 
 def _find_views(problem: Problem, arguments: Sequence[tuple[str, int]]) -> dict[int, int]:
@@ -370,7 +378,7 @@ def _list_avoided(
     # By the sums of all moves of such a name: a rival may move less of one kind and more of another.
     more = sorted((name for name in there if there[name] > here[name]), key=lambda name: here[name] - there[name])
     rows: list[tuple[str, str]] = []
-    for name in more[:_MOST_LISTED]:
+    for name in more[:MOST_LISTED]:
         dearest = max(changes[name], key=lambda words: changes[name][words])
         received = bytes_text(sum(changes[name].values()))
         rows.append(

@@ -40,7 +40,8 @@ from reshard.lower.to_stablehlo import Module
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.milp import SplitSearch, choose_splits
 from reshard.synth.choice.prices import MovePrices
-from reshard.synth.choice.problem import Assignment
+from reshard.synth.choice.problem import Assignment, Split
+from reshard.synth.choice.splits import allow_splits
 from reshard.synth.cost import Links
 from reshard.types import dtypes
 from reshard.types.mesh import Mesh
@@ -225,7 +226,7 @@ class LayoutSearch:
 
     def _plan_expert(self, expert: Expert, seconds: float) -> Assignment:
         """What the model says of an expert's shardings, with the best in between: a choice of ours, of a few."""
-        nodes = list(self.graph.problem.nodes)
+        nodes, allowed = self.graph.problem.nodes, dict[int, tuple[Split, ...] | None]()
         given = {view[0] for view in self.graph.ends[0] if view is not None}
         for side, specs in enumerate((expert.in_shardings, expert.out_shardings)):
             for view, spec in zip(self.graph.ends[side], specs, strict=True):
@@ -233,12 +234,15 @@ class LayoutSearch:
                 if view is None or spec is None or (side and view[0] in given):
                     continue
                 node = nodes[view[0]]
-                if node.only is None and (only := list_splits_of_spec(spec, node.sizes, self.mesh)):
-                    # Nodes that are tied are split alike, so that those which an expert splits otherwise are no more.
-                    nodes[view[0]] = replace(node, only=only, tie=node.tie and f"{node.tie} {spec}")
+                if (
+                    node.only is None
+                    and view[0] not in allowed
+                    and (only := list_splits_of_spec(spec, node.sizes, self.mesh))
+                ):
+                    allowed[view[0]] = only
         # Many are ranked and one is compiled, for which the first digits are enough.
         limit = min(seconds, _EXPERT_SECONDS)
-        problem = replace(self.graph.problem, nodes=tuple(nodes))
+        problem = allow_splits(self.graph.problem, allowed)
         return choose_splits(problem, self.prices, self.speed, time_limit=limit, gap=_EXPERT_GAP)
 
 

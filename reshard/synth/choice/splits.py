@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from reshard.synth.choice.problem import Node, Problem, Split
 from reshard.types.mesh import Mesh
@@ -40,6 +41,15 @@ def list_splits(node: Node, mesh: Mesh, orders: Iterable[tuple[str, ...]] = ()) 
         same = [[names, *(order for order in orders if sorted(order) == sorted(names))] for names in split]
         found += itertools.product(*(dict.fromkeys(ways) for ways in same))
     return tuple(found)
+
+
+def allow_splits(problem: Problem, allowed: Mapping[int, tuple[Split, ...] | None]) -> Problem:
+    """The problem in which nodes, by their numbers, may have other splits, None for all; of nodes that are tied those
+    stay so that may have the same."""
+    nodes = list(problem.nodes)
+    for at, only in allowed.items():
+        nodes[at] = replace(nodes[at], only=only, tie=nodes[at].tie and f"{nodes[at].tie} {only}")
+    return replace(problem, nodes=tuple(nodes))
 
 
 def list_orders(problem: Problem) -> tuple[tuple[str, ...], ...]:
