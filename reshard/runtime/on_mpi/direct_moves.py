@@ -6,7 +6,6 @@ results), so a move inside a node costs one copy. Nothing is reduced here.
     pull_from           out of tiles in windows
     push_into           into results in windows
     unpack_from         out of what each peer has packed for this rank (`pack_for_node`)
-    unpack_and_read     a share of it so, and the rest through the kernel
     read_remote_tiles   out of private tiles of other processes, through the kernel
 """
 
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reshard.geometry.blocks import Axis, Block, block_part, cut_range, split_box
+from reshard.geometry.blocks import Axis, Block, block_part, split_box
 from reshard.lower.to_mpi import MoveForm, fetches_by_rank, ranks_of_seats, served_by_rank
 from reshard.lower.to_mpi.tile_blocks import Blocks, pack_block
 from reshard.plans.plan import Plan
@@ -49,17 +48,12 @@ STAGING = 16 << 20
 
 Tables = dict[Hashable, Any]
 
-Share = tuple[int, int]
-"""How much of each message is packed: so many of so many elements, from its beginning on."""
-
-WHOLE: Share = (1, 1)
-
 
 @dataclass(frozen=True, eq=False)
 class Direct:
     """A rank's copies from its own tile (`own`) and from its node's (`pulls`, by rank), and messages to other nodes.
 
-    `reading`, `pulling`, `unpacking` and `shares` cache what these ways to copy work out.
+    `reading`, `pulling` and `unpacking` cache what these ways to copy work out.
     """
 
     own: Blocks
@@ -69,7 +63,6 @@ class Direct:
     reading: dict[Hashable, Sequence[_RemoteRuns]] = field(default_factory=dict[Hashable, "Sequence[_RemoteRuns]"])
     pulling: Tables = field(default_factory=dict[Hashable, Any])
     unpacking: Tables = field(default_factory=dict[Hashable, Any])
-    shares: dict[Share, tuple[Direct, Direct]] = field(default_factory=dict[Share, "tuple[Direct, Direct]"])
 
     @cached_property
     def unpacked(self) -> tuple[tuple[int, Blocks], ...]:
@@ -261,12 +254,8 @@ class NodePacking:
 
 
 @lru_cache(maxsize=256)
-def node_packing(
-    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int, share: Share = WHOLE
-) -> NodePacking:
-    """What a rank packs for the others of its node, by rank: a share of what they need, or all of it. Each receiver
-    unpacks in the order of its `Direct`.
-    """
+def node_packing(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int) -> NodePacking:
+    """What a rank packs for the others of its node, by rank. Each receiver unpacks in the order of its `Direct`."""
     packed: list[Block] = []
     starts: dict[int, int] = {}
     at = 0
@@ -274,7 +263,7 @@ def node_packing(
     for to, node in enumerate(nodes):
         if to != rank and node == nodes[rank]:
             starts[to] = at
-            for block in share_blocks(served.get(to, ()), share)[0]:
+            for block in served.get(to, ()):
                 packed.append(pack_block(block, "src", at))
                 at += block.elements
     order = order_copies(packed, math.prod(source.tile_shape), itemsize, reads=True)
@@ -295,40 +284,6 @@ def unpack_from(packed: Mapping[int, Array]) -> Fill:
         copies = [TileCopies(move.own, target, tile)]
         copies += [TileCopies(blocks, target, view_as_words(packed[rank])) for rank, blocks in move.unpacked]
         return list_copy_steps(copies, move.order, move.unpacking, whole=move.quiet)
-
-    return fill
-
-
-def share_blocks(blocks: Sequence[Block], share: Share) -> tuple[Blocks, Blocks]:
-    """The blocks of a message that are packed, and the rest; one of them may be cut.
-
-    >>> from reshard.geometry.blocks import Axis
-    >>> [[block.elements for block in part] for part in share_blocks([Block(0, 0, (Axis(4, 1, 1),))] * 2, (3, 4))]
-    [[4, 2], [2]]
-    """
-    left = sum(block.elements for block in blocks) * share[0] // share[1]
-    packed: list[Block] = []
-    rest: list[Block] = []
-    for block in blocks:
-        count = min(left, block.elements)
-        packed += cut_range(block, 0, count)
-        rest += cut_range(block, count, block.elements)
-        left -= count
-    return tuple(packed), tuple(rest)
-
-
-def unpack_and_read(packed: Mapping[int, Array], read: Fill, share: Share) -> Fill:
-    """Copies out of what each other rank packed for this one, a share of its messages, and reads the rest."""
-
-    def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
-        if share not in move.shares:
-            parts = [(rank, share_blocks(blocks, share)) for rank, blocks in move.pulls]
-            heads, tails = (tuple((rank, each[at]) for rank, each in parts) for at in (0, 1))
-            filled = [*move.own, *(block for _, blocks in heads for block in blocks)]
-            order = order_copies(filled, target.size, target.itemsize)
-            move.shares[share] = Direct(move.own, heads, order, move.messages), Direct((), tails, (), move.messages)
-        head, tail = move.shares[share]
-        return [*unpack_from(packed)(call, head, tile, target), *read(call, tail, tile, target)]
 
     return fill
 

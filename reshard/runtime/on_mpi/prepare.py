@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 from reshard.errors import BudgetError, NetworkError, PlanError, TileError
 from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
-from reshard.lower.to_mpi import device_of, is_seated, is_unreplicated, is_worth_staging, ranks_of_seats
+from reshard.lower.to_mpi import device_of, is_seated, is_worth_staging, ranks_of_seats
 from reshard.plans.manifest import Update, Version
 from reshard.plans.plan import Plan
 from reshard.runtime.on_mpi.copies.strided_copy import Array
@@ -23,7 +23,6 @@ from reshard.runtime.on_mpi.direct_moves import (
     STRAIGHT,
     Direct,
     RunBytes,
-    Share,
     list_pushes,
     node_load,
     passes_on,
@@ -31,7 +30,6 @@ from reshard.runtime.on_mpi.direct_moves import (
     run_bytes,
 )
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
-from reshard.runtime.on_mpi.node.node_sync import WORDS
 from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.by_node import FREE, JoinedPart, is_aggregated, plan_joined, table_bytes
@@ -153,8 +151,8 @@ class TilePlan:
     `transport` is the one that all ranks take, `otherwise` the one they take instead of `read` if some tile is not
     C-ordered. `joined` is not None if messages are joined by node instead, unless some node has no memory for that.
     `moves` is None if the plan's steps must be run. `device` is this rank's device id, or its rank if it has no tile on
-    either side. `spare` are the bytes for buffers, and `buffered` says whether reads of short runs go through a buffer;
-    a `share` of them is packed instead, as much as there is room for.
+    either side. `spare` are the bytes for buffers, and `buffered` says whether reads of short runs go through a
+    buffer.
 
     `steps` and `plan_direct` are compiled when they are first used, so that a rank compiles only what is taken.
     """
@@ -171,7 +169,6 @@ class TilePlan:
     moves: _DirectMove | None = None
     buffered: bool = False
     joined: _JoinedMove | None = None
-    share: Share = (0, 1)
 
     @property
     def stays(self) -> bool:
@@ -296,13 +293,6 @@ def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> Tile
     transport = _choose_transport(request, facts, spare - across, moves)
     otherwise = _choose_staging(request, spare - across)
     buffered = transport == "read" and spare - across >= SCRATCH and _sample_runs(moves).run < STRAIGHT <= SCRATCH
-    share = (0, 1)
-    once = is_unreplicated(source) and is_unreplicated(target)
-    if buffered and otherwise == "plan" and across == 0 and len(nodes) <= WORDS and once:
-        # A copy of a whole tile does not fit, and packing short runs takes half as long as reading them. The part of
-        # each receiver is rounded down, so the share is within the room.
-        elements = max(1, chosen.sent_bytes // itemsize)
-        share = min(elements, (spare - SCRATCH) // itemsize), elements
     room = spare - (source.tile_bytes if "stage" in (transport, otherwise) else SCRATCH if buffered else 0)
     # All that arrives must fit beside what messages stage if the result is the caller's `out`, which no message may
     # touch before all ranks have sent theirs.
@@ -312,7 +302,7 @@ def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> Tile
     staging = min(STAGING, rest if held else room // 2)
     staging = staging if is_worth_staging(staging, chosen.received_bytes) else 0
     moves = moves._replace(staging=staging, held=held)
-    return TilePlan(request, transport, otherwise, *mine, spare, moves, buffered, joined, share)
+    return TilePlan(request, transport, otherwise, *mine, spare, moves, buffered, joined)
 
 
 def plan_uncached(request: Request, rank: int, facts: Facts, itemsize: int) -> TilePlan:

@@ -34,7 +34,6 @@ from reshard.lower.to_mpi import Overwrite, is_unreplicated, seat_of
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
 from reshard.runtime.on_mpi.direct_moves import (
-    WHOLE,
     Direct,
     Fill,
     list_pushes,
@@ -45,7 +44,6 @@ from reshard.runtime.on_mpi.direct_moves import (
     pull_from,
     push_into,
     read_remote_tiles,
-    unpack_and_read,
     unpack_from,
 )
 from reshard.runtime.on_mpi.global_array import clear_padding
@@ -94,13 +92,11 @@ class TileTransfer:
         self.call.memory.take(self.call.device, result.tile.size)
         return result
 
-    def tiles_at(
-        self, layout: Layout, place: Callable[[int], int], shape: tuple[int, ...] | None = None
-    ) -> dict[int, Array]:
-        """By rank, the tiles of a layout that ranks of the node have at these places, or arrays of another shape; those
-        in private memory are left out.
+    def tiles_at(self, layout: Layout, place: Callable[[int], int]) -> dict[int, Array]:
+        """By rank, the tiles of a layout that ranks of the node have at these places; those in private memory are left
+        out.
         """
-        team, dtype, shape = self.call.team, self.held.tile.dtype, shape or layout.tile_shape
+        team, dtype, shape = self.call.team, self.held.tile.dtype, layout.tile_shape
         ranks = [(number, team.members[number]) for number in members_with_tile(team, layout)]
         return {rank: team.arena.tile(number, at, shape, dtype) for number, rank in ranks if (at := place(rank))}
 
@@ -145,12 +141,10 @@ def choose_transport(transfer: TileTransfer) -> Transport:
         return "pull"
     if push or shared:
         return "push" if push else "pull"
-    elements = ready.share[0] if selected == "read" else math.prod(request.source.tile_shape)
-    if elements:
-        nbytes = elements * transfer.held.tile.itemsize
-        transfer.staging = new_place(team, transfer.call.watch, request.source, nbytes)
     if selected == "read":
         return "read"
+    nbytes = math.prod(request.source.tile_shape) * transfer.held.tile.itemsize
+    transfer.staging = new_place(team, transfer.call.watch, request.source, nbytes) if nbytes else 0
     if not transfer.staging:  # Another node may have room, so its ranks send and receive as they would with it.
         return "plan" if team.one_node else "messages"
     # The starts of what is packed are posted as words, one for each rank of the node; and what goes to several ranks
@@ -184,10 +178,7 @@ def run_transport(transfer: TileTransfer, transport: Transport) -> WindowTile:
             return transfer.filled(result, push_into(pushes, targets))
         case "read":
             addresses = {rank: posted.address for rank, posted in transfer.posted.items()}
-            read = read_remote_tiles(addresses, ready.buffered)
-            return (
-                _move_by_staging(transfer, True, read) if transfer.staging else transfer.filled(transfer.placed(), read)
-            )
+            return transfer.filled(transfer.placed(), read_remote_tiles(addresses, ready.buffered))
         case "stage" | "pack":
             return _move_by_staging(transfer, transport == "pack")
         case "messages":
@@ -204,29 +195,26 @@ def run_transport(transfer: TileTransfer, transport: Transport) -> WindowTile:
             return WindowTile(tile, held.place)
 
 
-def _move_by_staging(transfer: TileTransfer, packs: bool, read: Fill | None = None) -> WindowTile:
+def _move_by_staging(transfer: TileTransfer, packs: bool) -> WindowTile:
     """Copies every tile of the node into its arena, from which each rank pulls; or packs what leaves it there, receiver
     by receiver, from which each rank unpacks its part.
 
     It packs where the target is not replicated: no element is packed twice, and memory of the tile's size is enough.
-    With `read`, there is less: a share is packed, and the rest is read through the kernel.
     """
     result, call, request, tile = transfer.placed(), transfer.call, transfer.request, view_as_words(transfer.held.tile)
-    team, source, share = call.team, request.source, transfer.ready.share
-    shape = source.tile_shape if read is None else (share[0],)
-    size = math.prod(shape) if tile.size else 0
+    team, source = call.team, request.source
+    size = math.prod(source.tile_shape) if tile.size else 0
     call.memory.take(call.device, size)
-    staged = transfer.tiles_at(source, lambda _: transfer.staging, shape)
+    staged = transfer.tiles_at(source, lambda _: transfer.staging)
     mine = view_as_words(staged[team.rank]) if team.rank in staged else None
     if packs:
-        part = WHOLE if read is None else share
-        packing = node_packing(source, request.target, team.rank, team.facts.nodes, tile.itemsize, part)
+        packing = node_packing(source, request.target, team.rank, team.facts.nodes, tile.itemsize)
         if mine is not None:
             pack_for_node(packing, tile, mine.reshape(-1))
         starts = team.gather(call.watch, [packing.starts.get(rank, 0) for rank in team.members])
         begins = {rank: starts[number][team.node_sync.me] for number, rank in enumerate(team.members)}
         packed = {rank: each.reshape(-1)[begins[rank] :] for rank, each in staged.items()}
-        fill = unpack_from(packed) if read is None else unpack_and_read(packed, read, share)
+        fill = unpack_from(packed)
     else:
         if mine is not None:
             copy_view(mine, tile)

@@ -19,17 +19,13 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from reshard.errors import RankError
-from reshard.lower.to_mpi import devices_by_id, is_unreplicated
+from reshard.lower.to_mpi import devices_by_id
 from reshard.runtime import Account
 from reshard.runtime.on_mpi import direct_moves
 from reshard.runtime.on_mpi.copies.strided_copy import view_as_words
 from reshard.runtime.on_mpi.direct_moves import (
-    WHOLE,
-    node_packing,
-    pack_for_node,
     plan_direct,
     read_remote_tiles,
-    unpack_and_read,
 )
 from reshard.runtime.on_mpi.node import cma
 from reshard.runtime.on_mpi.node.arena import Pool
@@ -86,32 +82,19 @@ def test_elsewhere_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch):
 # ---- Tiles read that way: all ranks' tiles in this process, straight and through the buffer
 
 
-def read_all(
-    source: Layout, target: Layout, buffered: bool, order: str = "C", share: tuple[int, int] | None = None
-) -> int:
-    """Every rank's result is what the target means; returns how many elements the buffers had at most.
-
-    With a `share`, so much of each message is packed, and the rest is read.
-    """
+def read_all(source: Layout, target: Layout, buffered: bool, order: str = "C") -> int:
+    """Every rank's result is what the target means; returns how many elements the buffers had at most."""
     size = source.mesh.size
     # Every member's memory is that of this process.
     remote = SimpleNamespace(read=lambda _, there, here: MEMORY.read(0, there, here))
     team = SimpleNamespace(members=tuple(range(size)), remote_memory=remote)
     tiles = {rank: tiles_of(source)[device].copy() for rank, device in enumerate(devices_by_id(source.mesh))}
-    packs = [node_packing(source, target, rank, (0,) * size, 8, share or WHOLE) for rank in range(size)]
-    packed = {rank: np.full(source.tile_bytes // 8 + 1, PADDING) for rank in range(size)}
-    for rank, pack in enumerate(packs if share else []):
-        pack_for_node(pack, view_as_words(tiles[rank]), view_as_words(packed[rank]))
-        assert share is None or (packed[rank] != PADDING).sum() * share[1] <= tiles[rank].size * share[0]
     most = 0
     for rank, device in enumerate(devices_by_id(target.mesh)):
         call = cast(Any, SimpleNamespace(team=team, pool=Pool(), memory=Account("int64"), device=device))
         result = np.full(target.tile_shape, PADDING, order=order)
         move = plan_direct(source, target, rank, (0,) * size, 8, 0)
         fill = read_remote_tiles({r: tile.ctypes.data for r, tile in tiles.items()}, buffered)
-        if share is not None:
-            parts = {giver: each[packs[giver].starts.get(rank, 0) :] for giver, each in packed.items()}
-            fill = unpack_and_read(parts, fill, share)
         for _ in range(2):  # The second time from what the first has worked out.
             result[...] = PADDING
             for step in fill(call, move, view_as_words(tiles[rank]), view_as_words(result)):
@@ -128,14 +111,6 @@ def read_all(
 @settings(max_examples=60)
 def test_every_result_is_filled(pair: tuple[Layout, Layout], buffered: bool, order: str):
     read_all(*pair, buffered, order)
-
-
-@can_read
-@given(pairs(), st.sampled_from([(0, 1), (1, 3), (5, 7), (1, 1)]))
-@settings(max_examples=60)
-def test_what_there_is_room_for_is_packed_and_the_rest_is_read(pair: tuple[Layout, Layout], share: tuple[int, int]):
-    if is_unreplicated(pair[0]) and is_unreplicated(pair[1]):
-        read_all(*pair, True, share=share)
 
 
 @can_read

@@ -231,7 +231,6 @@ def transfer(
         moves=options.pop("moves", object()),
         push=options.pop("push", False),
         crowded=options.pop("crowded", 0),
-        share=(0, 1),
         by_node=None,
     )
     posted = {rank: Posted(place, 8, out) for rank, (place, out) in enumerate(posts)}
