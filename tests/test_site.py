@@ -1,7 +1,11 @@
-"""The site has every page and every public name, and builds without a warning."""
+"""The site has every page and every public name, builds without a warning, and its playground plans.
+
+The playground runs in headless Chromium with the real Pyodide, where both are on this machine; see playground.mjs.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -61,12 +65,16 @@ def test_every_page_and_notebook_is_in_the_navigation():
     assert sorted(listed) == sorted(pages | notebooks | {"changelog.md", "playground.md"})
 
 
+NODE_MODULES = Path(os.environ.get("RESHARD_NODE_MODULES", Path(sys.prefix) / "node" / "node_modules"))
+PYODIDE = shutil.which("node") is not None and (NODE_MODULES / "pyodide").exists()
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `make docs` builds it, without Pyodide."""
+    """The site as `make docs` builds it, with Pyodide if that is here."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
-    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "RESHARD_NODE_MODULES": "none"}
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "RESHARD_NODE_MODULES": str(NODE_MODULES) if PYODIDE else "none"}
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
@@ -91,7 +99,6 @@ def test_notebooks_and_the_changelog_are_pages_whose_links_lead_to_pages(site: P
     assert not [path for path in site.rglob("*") if path.suffix in (".ipynb", ".md", ".py", ".pyc")]
 
 
-NODE_MODULES = Path(os.environ.get("RESHARD_NODE_MODULES", Path(sys.prefix) / "node" / "node_modules"))
 WRONG = """<!doctype html><html lang="en"><title>t</title><body><main><article><h1>t</h1>
 <a href="none/">gone</a> <a href="data.ipynb">a notebook</a> <a href="two/#nothing">two</a> <img src="two/a.svg">
 <pre style="overflow: hidden; width: 80px">a line of code that is longer than its place</pre>
@@ -137,3 +144,27 @@ def test_the_crawl_finds_what_is_wrong(tmp_path: Path):
     assert [problem for problem in problems if not problem.startswith(tuple(wanted))] == [], crawl.stderr
     assert [each for each in wanted if not any(problem.startswith(each) for problem in problems)] == []
     assert crawl.returncode == 1 and last.startswith("2 pages")
+
+
+CONTROLS = ["example", "mesh", "source", "target", "budget", "network", "target_mesh", "shape", "dtype"]
+CONTROLS += ["donate", "copy"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYODIDE, reason="make docs brings node's packages")
+def test_the_playground_plans_as_a_person_types(site: Path):
+    env = {**os.environ, "RESHARD_NODE_MODULES": str(NODE_MODULES)}
+    line = ["node", str(ROOT / "tests" / "playground.mjs"), str(site)]
+    run = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stderr
+    if "no browser" in run.stdout:
+        pytest.skip(run.stdout)
+    checks = [(said["check"], said["value"]) for said in map(json.loads, run.stdout.splitlines())]
+    one = dict(checks)
+    assert one["errors"] == []
+    assert one["first"] is True and one["mended"] is True
+    assert [name for name in one["tabs"] if name in CONTROLS] == CONTROLS
+    assert "14launches" in one["budget"] and "budget=4500" in one["link"]
+    assert "f32[{y}8, 16, {x}4]}" in one["problem"]
+    assert one["shared"] is True
+    assert max(value for check, value in checks if check == "overflow") <= 0
