@@ -241,9 +241,9 @@ def _figures(search: Any, executable: Any) -> dict[str, Any]:
     from reshard.jax.layout_choice.compiled_figures import measure_executable
     from reshard.jax.xla_pass.fragments import print_module
 
-    figures = measure_executable(executable, search.mesh, search.links)
+    figures = measure_executable(executable, search.mesh, search.links, search.speed)
     counted = received_bytes(print_module(executable.hlo_modules()[0]))
-    return asdict(figures) | {"counted": counted, "seconds": search.sum_seconds(figures)}
+    return asdict(figures) | {"counted": counted, "seconds": figures.seconds}
 
 
 def _difference(case: Any, choice: Any) -> float:

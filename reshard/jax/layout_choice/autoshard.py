@@ -110,7 +110,7 @@ class LayoutChoice:
     @property
     def seconds(self) -> float:
         """The modelled seconds of the compiled program: its work and its collectives."""
-        return self.search.sum_seconds(self._figures)
+        return self._figures.seconds
 
     @property
     def gap(self) -> float:
@@ -209,9 +209,7 @@ class LayoutChoice:
                     f"{bytes_text(least.peak_bytes)}, and what is returned {bytes_text(self.best.planned.peak_bytes)}"
                 )
                 said.append(f"{name} would hold {holds}, by the model: a budget= trades time for memory")
-        slower = [
-            (name, each, more) for name, each in made if (more := self.search.sum_seconds(each) - self.seconds) > 0
-        ]
+        slower = [(name, each, more) for name, each in made if (more := each.seconds - self.seconds) > 0]
         name, other, more = min(slower, key=lambda one: one[1].received_bytes, default=("", ours, 0.0))
         if other.received_bytes < _LESS * ours.received_bytes:
             moves = other.move_seconds - ours.move_seconds
@@ -259,7 +257,7 @@ def show_choice(out: Console, choice: LayoutChoice) -> None:
             figures = planned.received_bytes, planned.peak_bytes, planned.move_seconds, planned.seconds
             rows.append(("planned", "" if made is None else each.name, *figures))
         if made is not None:
-            figures = made.received_bytes, made.peak_bytes, made.move_seconds, choice.search.sum_seconds(made)
+            figures = made.received_bytes, made.peak_bytes, made.move_seconds, made.seconds
             rows.append(("compiled", each.name, *figures))
         for how, alone, received, peak, moves, total in rows:
             cells = bytes_text(received), bytes_text(peak), *map(seconds_text, (moves, total - moves, total))
@@ -419,13 +417,13 @@ def _pick_best(search: LayoutSearch, fitting: Sequence[tuple[TriedLayouts, Execu
     def sum_both(each: TriedLayouts, figures: ExecutableFigures) -> tuple[float, float]:
         # The user's own may have no figures of the model; then those of the compiler are all there is.
         work = 0.0 if each.planned is None else each.planned.seconds - each.planned.move_seconds
-        return search.sum_seconds(figures), figures.move_seconds + work
+        return figures.seconds, figures.move_seconds + work
 
     chosen = sum_both(*fitting[0])
     if fitting[0][0].name == CHOSEN:
         faster = [pair for pair in fitting if all(a < _CLOSE * b for a, b in zip(sum_both(*pair), chosen, strict=True))]
         fitting = faster or fitting[:1]
-    return min(fitting, key=lambda pair: search.sum_seconds(pair[1]))[0]
+    return min(fitting, key=lambda pair: pair[1].seconds)[0]
 
 
 def _describe_program(tried: TriedLayouts, search: LayoutSearch) -> dict[str, Any]:
@@ -440,5 +438,5 @@ def _describe_program(tried: TriedLayouts, search: LayoutSearch) -> dict[str, An
             "move_seconds": planned.move_seconds,
         }
     if tried.compiled is not None:
-        described["compiled"] = asdict(tried.compiled) | {"seconds": search.sum_seconds(tried.compiled)}
+        described["compiled"] = asdict(tried.compiled) | {"seconds": tried.compiled.seconds}
     return described

@@ -4,6 +4,7 @@
     move_seconds     these one after another, by the model that plans are timed by
     flops            products and convolutions on one device, loops as often as they run
     touched_bytes    what the kernels on one device read and write in memory, loops as often as they run
+    work_seconds     one kernel after another, each as long as its products or its memory take, as the model has it
     peak_bytes       what a device holds at most, by the compiler's own account
 
 A program is not run for that, so that its devices need not exist here.
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from reshard import hlo
 from reshard.hlo import Collective, Computation, Instruction, Module
 from reshard.hlo.text_reader import compiled_platform
 from reshard.jax.xla_pass.fragments import print_module
+from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.cost import Links, predict_collective
 from reshard.synth.cuts import bound_round
 from reshard.synth.wires import Wires
@@ -46,9 +49,15 @@ class ExecutableFigures:
     touched_bytes: float
     peak_bytes: int
     exact: bool = True
+    work_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The modelled seconds of the program: its work and its collectives."""
+        return self.move_seconds + self.work_seconds
 
 
-def measure_executable(executable: Any, mesh: Mesh, links: Links) -> ExecutableFigures:
+def measure_executable(executable: Any, mesh: Mesh, links: Links, speed: DeviceSpeed) -> ExecutableFigures:
     """The figures of what `program_report.compile_module` returns, or of `compiled.runtime_executable()`."""
     text = print_module(executable.hlo_modules()[0])
     module = hlo.parse(text)
@@ -61,10 +70,11 @@ def measure_executable(executable: Any, mesh: Mesh, links: Links) -> ExecutableF
         # XLA:CPU leaves the temporaries out of its peak.
         peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
         peak -= memory.alias_size_in_bytes
-    flops, touched = count_work(module, module.entry)
+    work = count_work(module, module.entry, speed)
     return ExecutableFigures(
-        traffic.received_bytes, traffic.launches, seconds, flops, touched, int(peak), traffic.exact
-    )
+        traffic.received_bytes, traffic.launches, seconds, work.flops, work.touched, int(peak), traffic.exact,
+        work.seconds,
+    )  # fmt: skip
 
 
 def time_compiled(one: Collective, mesh: Mesh, links: Links) -> float:
@@ -105,10 +115,18 @@ def _find_factors(pairs: list[tuple[int, int]], mesh: Mesh) -> list[tuple[int, i
     return factors
 
 
-def count_work(module: Module, inside: Computation) -> tuple[float, float]:
-    """What a run of a computation takes of a device: operations of products and convolutions, an addition and a
-    multiplication each, and bytes that its kernels read and write. A loop counts as often as it runs, of a conditional
-    the branch with most.
+class _Work(NamedTuple):
+    """Seconds, operations of products and convolutions, an addition and a multiplication each, and bytes that kernels
+    read and write."""
+
+    seconds: float = 0.0
+    flops: float = 0.0
+    touched: float = 0.0
+
+
+def count_work(module: Module, inside: Computation, speed: DeviceSpeed) -> _Work:
+    """What a run of a computation takes of a device. A loop counts as often as it runs, of a conditional the branch
+    that takes longest.
 
     >>> count_work(module := hlo.parse('''HloModule m
     ...
@@ -116,41 +134,50 @@ def count_work(module: Module, inside: Computation) -> tuple[float, float]:
     ...   %a = f32[8,16]{1,0} parameter(0)
     ...   %b = f32[16,4]{1,0} parameter(1)
     ...   ROOT %d = f32[8,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-    ... }'''), module.entry)
-    (1024.0, 896.0)
+    ... }'''), module.entry, DeviceSpeed("one a second", {"f32": 1}, 1))
+    _Work(seconds=1024.0, flops=1024.0, touched=896.0)
     """
-    flops = touched = 0.0
+    found: list[_Work] = []
     for one in inside.instructions:
-        called = [count_work(module, module.computation(name)) for name in one.called] if one.opcode in _CALLING else []
-        if one.opcode == "while":
-            trips = hlo.trip_count(module, inside, one)
-            # The condition is called besides, and computes next to nothing.
-            called = [((trips or 1) * each[0], (trips or 1) * each[1]) for each in called]
-        elif one.opcode == "conditional":
-            called = [max(called, default=(0.0, 0.0))]
-        flops += sum(each[0] for each in called)
-        if one.opcode == "fusion":
-            touched += _count_fused_bytes(module.computation(one.called[0]))
-        elif one.opcode in _CALLING:
-            touched += sum(each[1] for each in called)
-        elif one.opcode not in _FREE and not one.opcode.endswith(("-start", "-done")):
-            # Of a large operand a slice is read, and an update is written in place.
-            sizes = [sum(array.nbytes for array in inside.by_name[name].arrays) for name in one.operands]
-            made = sum(array.nbytes for array in one.arrays)
-            match one.opcode:
-                case "dynamic-slice" | "slice" | "gather":
-                    touched += 2 * made
-                case "dynamic-update-slice" | "scatter":
-                    touched += 2 * sum(sizes[1:])
-                case _:
-                    touched += made + sum(sizes)
-        if one.opcode in ("dot", "convolution"):
-            flops += _count_product(inside, one)
-    return flops, touched
+        if one.opcode in _CALLING:
+            # The condition of a loop is called besides, and computes next to nothing.
+            runs = (hlo.trip_count(module, inside, one) or 1) if one.opcode == "while" else 1
+            each = [_Work(*(runs * n for n in count_work(module, module.computation(at), speed))) for at in one.called]
+            found += [max(each, default=_Work())] if one.opcode == "conditional" else each
+            continue
+        if one.opcode in _FREE or one.opcode.endswith(("-start", "-done")):
+            continue
+        # Of a large operand a slice is read, and an update is written in place.
+        sizes = [sum(array.nbytes for array in inside.by_name[name].arrays) for name in one.operands]
+        made = sum(array.nbytes for array in one.arrays)
+        match one.opcode:
+            case "fusion":
+                touched = _count_fused_bytes(module.computation(one.called[0]))
+            case "dynamic-slice" | "slice" | "gather":
+                touched = 2.0 * made
+            case "dynamic-update-slice" | "scatter":
+                touched = 2.0 * sum(sizes[1:])
+            case _:
+                touched = float(made + sum(sizes))
+        products = list(_list_products(module, inside, [one]))
+        flops = sum(each for each, _ in products)
+        found.append(_Work(speed.work_seconds(flops, touched, products[0][1] if products else ""), flops, touched))
+    return _Work(*map(sum, zip(_Work(), *found, strict=True)))
 
 
-_CALLING = ("while", "conditional", "call", "async-start", "fusion")
+_CALLING = ("while", "conditional", "call", "async-start")
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
+
+
+def _list_products(module: Module, inside: Computation, among: Sequence[Instruction]) -> Iterator[tuple[float, str]]:
+    """The operations of each product and convolution among instructions and what they fuse, and the dtype of what it
+    multiplies."""
+    for one in among:
+        if one.opcode == "fusion":
+            fused = module.computation(one.called[0])
+            yield from _list_products(module, fused, fused.instructions)
+        elif one.opcode in ("dot", "convolution"):
+            yield _count_product(inside, one), inside.by_name[one.operands[0]].arrays[0].dtype
 
 
 def _count_fused_bytes(fused: Computation) -> float:

@@ -43,7 +43,6 @@ from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Assignment, Split
 from reshard.synth.choice.splits import allow_splits
 from reshard.synth.cost import Links
-from reshard.types import dtypes
 from reshard.types.mesh import Mesh
 
 log = logging.getLogger(__name__)
@@ -106,16 +105,6 @@ class LayoutSearch:
         """The search of the model, which knows at each budget what was found for those before."""
         return SplitSearch(self.graph.problem, self.prices, self.speed, self.time_limit)
 
-    def sum_seconds(self, figures: ExecutableFigures) -> float:
-        """The modelled seconds of a compiled program: its collectives, and its work."""
-        # The dtype that most bytes of the arguments have stands for that of the work: a module does not say more.
-        sizes: dict[str, int] = {}
-        for value in self.step.arguments:
-            nbytes = math.prod(value.shape) * dtypes.bits(dtypes.canonical(value.dtype)) // 8
-            sizes[value.dtype] = sizes.get(value.dtype, 0) + nbytes
-        dtype = max(sizes, key=lambda dtype: sizes[dtype], default="f32")
-        return figures.move_seconds + self.speed.work_seconds(figures.flops, figures.touched_bytes, dtype)
-
     def compile_chosen(self) -> TriedLayouts:
         """What the model chooses, if it fits the budget as compiled: nothing is faster. Else what it chooses within the
         budget, with memory as the compiler used it and what it needs beyond that, or less; where that leads to nothing
@@ -177,7 +166,7 @@ class LayoutSearch:
         assert tried.module is not None
         with measure_time(self.spent, "compile"), hush_compiler():
             executable: Any = compile_module(list(self.jax_mesh.devices.flat), tried.module, fast=True)
-        tried = replace(tried, compiled=measure_executable(executable, self.mesh, self.links))
+        tried = replace(tried, compiled=measure_executable(executable, self.mesh, self.links, self.speed))
         if not self.fits(tried) and tried.emitted and tried.planned is not None:
             layouts = self.graph.spell_layouts(tried.planned)
             try:

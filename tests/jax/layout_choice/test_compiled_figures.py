@@ -14,9 +14,11 @@ import reshard as rs
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
+from reshard.synth.choice import DeviceSpeed
 
 AXES = {"dcn": 2, "x": 4}
 NETWORK = rs.Network.of({"x": rs.Link(1e-6, 1e11), "dcn": rs.Link(1e-5, 1e9)})
+SPEED = DeviceSpeed("slow", {"f32": 1e6}, 1e6)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def mesh():
 
 def measure(f, *shapes, **options) -> ExecutableFigures:
     compiled = jax.jit(f, **options).lower(*shapes).compile()
-    return measure_executable(compiled.runtime_executable(), rs.Mesh(AXES), NETWORK.links(rs.Mesh(AXES)))
+    return measure_executable(compiled.runtime_executable(), rs.Mesh(AXES), NETWORK.links(rs.Mesh(AXES)), SPEED)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,12 @@ def test_the_peak_is_arguments_results_and_temporaries(mesh):
     shape = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     peaks = [measure(lambda x: x + 1, shape, donate_argnums=given).peak_bytes for given in ((), (0,))]
     assert peaks[0] - peaks[1] == 256 * 256 * 4
+
+
+def test_each_kernel_takes_as_long_as_its_products_or_its_memory(mesh):
+    n = 64
+    given = [jax.ShapeDtypeStruct((n, n), jnp.float32), jax.ShapeDtypeStruct((n * n,), jnp.float32)]
+    # A product is all arithmetic, and a sum of two arrays all memory: neither hides the other.
+    figures = measure(lambda a, b: (a @ a, b + 1.0, jnp.cos(b)), *given)
+    assert figures.flops == 2 * n**3
+    assert math.isclose(figures.seconds, (2 * n**3 + 2 * 2 * 4 * n**2) / 1e6)
