@@ -349,14 +349,17 @@ def test_no_exchange_of_any_digits_is_faster_than_its_wires(name: str):
             assert priced(step, network) >= least_seconds(graph, source, target) * (1 - 1e-6), (source, target, mesh)
 
 
-def test_a_scatter_of_sums_takes_what_the_gather_back_takes():
+def test_a_scatter_of_sums_takes_what_the_gather_back_takes_but_among_all_devices():
     mesh = Mesh(x=4, y=2)
     network = Network("t", inner=(0, 1.0), domain=8, torus=Torus(axes=2, wrap=0, shape=(2, 4)))
-    held, whole = Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[16]", mesh)
-    summed = Layout.parse("f32[16] + sum{x}{y}", mesh)
-    gather = priced(Step("all_gather", held, whole), network)
-    assert priced(Step("reduce_scatter", summed, held), network) == gather
-    assert priced(Step("all_reduce", summed, whole), network) == 2 * gather
+    texts = "f32[16] + sum{x}{y}", "f32[{x}4] + sum{y}", "f32[{x}{y}2]", "f32[16]"
+    summed, between, held, whole = (Layout.parse(text, mesh) for text in texts)
+    part = [Layout.parse(text, mesh) for text in ("f32[8] + sum{x}", "f32[{x}2]", "f32[8]")]
+    assert priced(Step("all_reduce", summed, whole), network) == 2 * priced(Step("all_gather", held, whole), network)
+    assert priced(Step("reduce_scatter", part[0], part[1]), network) == priced(Step("all_gather", *part[1:]), network)
+    # libtpu has no scatter among all devices, and takes what the two levels take.
+    levels = Step("reduce_scatter", summed, between), Step("reduce_scatter", between, held)
+    assert priced(Step("reduce_scatter", summed, held), network) == sum(priced(each, network) for each in levels)
 
 
 # ---- by hand: t bytes a tile over W ----------------------------------------------------------------
