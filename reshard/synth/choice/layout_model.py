@@ -20,7 +20,7 @@ there, and that several read, the program says more, with the readers in order o
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -64,6 +64,15 @@ class _Reads:
     early: Sums
 
 
+class _Place(NamedTuple):
+    """Where a position is in the life of a tensor: whether it lives there whoever reads it, or for its reads alone; and
+    of each read whether it is at the position, is over, needs its copy there or later, and later."""
+
+    whole: bool
+    fades: bool
+    reads: tuple[tuple[bool, bool, bool, bool], ...]
+
+
 class LayoutModel:
     """The program of a problem, with rows for the memory at some positions, each with a margin that it leaves free.
 
@@ -86,6 +95,7 @@ class LayoutModel:
         self._grids: dict[object, np.ndarray] = {}
         self._reads: dict[int, _Reads] = {}
         self._anew: dict[ReadKey, int] = {}
+        self._weighed: dict[tuple[int, _Place], Weights] = {}
         self.columns = [
             np.array([self.program.add_column(seconds * self.scale, whole=True) for seconds in group.seconds.tolist()])
             for group in tables.groups
@@ -264,18 +274,22 @@ class LayoutModel:
         held: Weights = defaultdict(float)
         position, tables = row.position, self.tables
         for number, flow in enumerate(tables.flows):
-            for tensor in flow.tensors:
-                if self._lives_at(tensor, position):
-                    self._weigh_tensor(held, flow, self._reads[number], tensor, position)
-                if tensor != row.tensor:
+            # Of repeated layers, most tensors of a flow are in one place: before or after the same uses.
+            for place, many in Counter(self._find_place(tensor, position) for tensor in flow.tensors).items():
+                if place is None:
                     continue
+                # Rows at other positions say the same of a place, with the same variables.
+                if (number, place) not in self._weighed:
+                    self._weighed[number, place] = self._weigh_place(flow, self._reads[number], place)
+                for column, weight in self._weighed[number, place].items():
+                    held[column] += many * weight
+            if row.tensor in flow.tensors:
                 reads = self._reads[number]
                 # Moves at one position run one after the other: each has a row of its own.
                 copies = reads.early if row.how == "early" else getattr(reads, row.how)[row.which]
                 for pair, columns in copies.items():
                     if pair[0] != pair[1] and (row.how != "early" or pair[1] == row.which):
-                        for column in columns:
-                            held[column] += tables.beside(pair)
+                        _add_weights(held, columns, tables.beside(pair))
         for group, columns in zip(tables.groups, self.columns, strict=True):
             for node in (self.problem.nodes[number] for number in group.nodes):
                 if any(self.problem.tensors[node.writes[write].tensor].born == position for _, write in node.reuses):
@@ -283,22 +297,34 @@ class LayoutModel:
                         held[column] -= sum(n for at, n in list_reused(self.problem, node, split) if at == position)
         return held
 
-    def _weigh_tensor(self, held: Weights, flow: TensorFlow, reads: _Reads, tensor: int, position: int) -> None:
-        use, about, tile_bytes = self.tables.uses[tensor], self.problem.tensors[tensor], self.tables.tile_bytes
-        assert use is not None  # it lives
+    def _find_place(self, tensor: int, position: int) -> _Place | None:
+        use, about = self.tables.uses[tensor], self.problem.tensors[tensor]
+        if use is None or not self._lives_at(tensor, position):
+            return None
         # In its first position a tensor lives in any case, beside a copy that is made at once.
-        if about.born <= about.dies and (position == about.born or (flow.kept_by_program and position <= about.dies)):
+        lives = about.born <= about.dies
+        whole = lives and (position == about.born or (use.kept_by_program and position <= about.dies))
+        # Later it lives for its reads, unless it lies in another's memory, or the program keeps it anyway.
+        fades = lives and about.born < position and not use.kept_by_program
+        accesses = (access for *_, access in use.reads)
+        reads = tuple((a.at == position, a.last < position, a.first >= position, a.first > position) for a in accesses)
+        return _Place(whole, fades, reads)
+
+    def _weigh_place(self, flow: TensorFlow, reads: _Reads, place: _Place) -> Weights:
+        """The bytes of a tensor of a flow, and of its copies, in a place of its life."""
+        held: Weights = defaultdict(float)
+        tile_bytes = self.tables.tile_bytes
+        if place.whole:
             for column, layout in zip(self.columns[flow.group].tolist(), flow.layouts.tolist(), strict=True):
                 held[column] += float(tile_bytes[layout])
         itself: list[dict[int, Weights]] = []
         copies: list[dict[int, Weights]] = []
-        for number, (_, _, access) in enumerate(use.reads):
-            if access.at == position:
+        for number, (here, over, ahead, _) in enumerate(place.reads):
+            if here:
                 for pair, columns in reads.anew[number].items():
-                    for column in columns:
-                        held[column] += float(tile_bytes[pair[1]])
+                    _add_weights(held, columns, float(tile_bytes[pair[1]]))
             # Reads that are over need nothing any more.
-            if access.last < position:
+            if over:
                 continue
             needs: dict[int, Weights] = defaultdict(lambda: defaultdict(float))
             keeps: dict[int, Weights] = defaultdict(lambda: defaultdict(float))
@@ -312,17 +338,17 @@ class LayoutModel:
                 _add_weights(keeps[target], reads.anew[number].get(pair, ()), -1.0)
                 if tile_bytes[target] < tile_bytes[source] and not flow.kept_by_program:
                     continue
-                if access.first >= position:
+                if ahead:
                     _add_weights(needs[source], reads.late[number].get(pair, ()), 1.0)
-                for other, (_, _, later) in enumerate(use.reads):
-                    if later.first > position:
+                for other, (*_, later) in enumerate(place.reads):
+                    if later:
                         _add_weights(keeps[target], reads.late[other].get(pair, ()), -1.0)
             itself.append(needs)
             copies.append(keeps)
-        # The tensor itself, unless it lies in another's memory, or the program keeps it anyway.
-        if about.born < position and about.born <= about.dies and not flow.kept_by_program:
+        if place.fades:
             self._hold_any(held, itself)
         self._hold_any(held, copies)
+        return held
 
     def _hold_any(self, held: Weights, readers: list[dict[int, Weights]]) -> None:
         """Adds the tile of each layout that any reader needs."""
