@@ -33,9 +33,7 @@ from reshard.lower.to_shard_map.part_writers import (
     Run,
     choose_message_order,
     choose_part_form,
-    make_block_writer,
     make_fused_writer,
-    make_pair_writer,
     make_part_writer,
     open_cut,
     pack_as_it_is,
@@ -131,8 +129,7 @@ def choose_writers(
     overlapping = make_overlapping_writer(step, shape, place, own) if step.overlap else None
     if overlapping is not None:
         return overlapping, None if order == own else make_overlapping_writer(step, shape, place, order)
-    on_tpu = make_fused_writer(step, shape, dtype, place) or make_pair_writer(step, shape, dtype, place)
-    on_tpu = on_tpu or make_block_writer(step, shape, dtype, place)
+    on_tpu = make_fused_writer(step, shape, dtype, place)
     message = choose_message_order(step.each, order)
     if on_tpu is None and (message is not None or order != own):
         on_tpu = make_part_writer(step, shape, place, run, order, message)

@@ -1,8 +1,7 @@
 """How the parts of a result travel in the last step of a loop, and how they are written to what the loop carries.
 
     make_part_writer        a part is made as on any platform, and written to its place
-    make_block_writer       on a TPU, where blocks travel with full lanes, and each is written where it belongs
-    make_pair_writer        on a TPU, where blocks of half a row of lanes travel in pairs
+    make_fused_writer       on a TPU, where blocks have full lanes: a kernel cuts and packs, another joins and writes
 
     mesh <x=8>, bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512], the part of rows 0 to 7 of a tile of the result
 
@@ -11,9 +10,8 @@
               row 0-7, columns 64-127   from member 1      and then written takes two
               ...
 
-A message keeps the result's order of dims in memory, if its minor dim has full lanes: a multiple of 128 elements. If
-it has not, the minor dim of the message is one that has, and a part is put together in that order, on the chip, before
-it is transposed and written.
+A message of an exchange keeps the result's order of dims in memory, if its minor dim has full lanes: a multiple of 128
+elements. If it has not, the minor dim of the message is one that has.
 """
 
 from __future__ import annotations
@@ -26,13 +24,12 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Program, Slice, shape_of_part
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.run_collectives import find_gathered_dim, gather_along, send_blocks
+from reshard.lower.to_shard_map.run_collectives import send_blocks
 from reshard.lower.to_shard_map.run_exchange import find_box_extents, reorder_exchange
 from reshard.lower.to_shard_map.tile_memory import (
     LANES,
@@ -43,20 +40,15 @@ from reshard.lower.to_shard_map.tile_memory import (
     find_free_runs,
     fix_layout,
     keep_tile_layout,
-    make_unfilled,
     merge_block_digits,
-    resize_tile,
     split_tile_digits,
 )
 from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
-from reshard.types import dtypes
 
 Array = jax.Array
 Run = Callable[[Plain, MeshPlace, Array, Sequence[int]], Array]
 """Runs an instruction on a part; the shape is that of the part after it."""
-UNROLLED = 16
-"""The most blocks of a part that are copied one by one; more are transposed at once."""
 
 
 class PartWriter(NamedTuple):
@@ -168,57 +160,6 @@ def add_part_digit(view: TileView, cut: Cut, shape: Sequence[int]) -> TileView |
     )
 
 
-def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: MeshPlace) -> PartWriter | None:
-    """The writer of an all-to-all or a gather in parts of a tile of this shape on a TPU; None where nothing is gained.
-
-    >>> from reshard.lower import lower_plan
-    >>> from reshard.synth import plan
-    >>> from reshard.runtime import on_jax
-    >>> from reshard.types import Layout, Mesh
-    >>> ends = (Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]"))
-    >>> program = lower_plan(on_jax.in_parts(plan(*ends)))
-    >>> place = MeshPlace(program.devices, {"x": 8})
-    >>> make_block_writer(program.instructions[0], program.tile_shapes[0], program.dtype, place).carried
-    (64, 512, 512)
-    """
-    each, form = step.each, choose_block_form(step, shape, dtype)
-    if form is None or not isinstance(each, AllToAll | AllGather):
-        return None
-    view, order = each.receive, choose_memory_order(shape, dtype)
-    message, into, along, staged = form
-    put = step.put._replace(axis=order.index(step.put.axis))
-    in_message = [view.tile[dim] for dim in message]
-
-    def send(part: Array) -> Array:
-        """The blocks that arrive, along a new first axis or `along` their dim, dims in the message's order."""
-        if isinstance(each, AllToAll):
-            return send_blocks(each.groups, place, pack_blocks(each.send, message, part))
-        tile = resize_tile(part, each.send.padded).transpose(message)
-        if along is not None:
-            return gather_along(each.groups, place, tile, message.index(along))
-        return gather_along(each.groups, place, tile[np.newaxis], 0)
-
-    def write(filled: Array, blocks: Array, number: Array) -> Array:
-        if into is not None:
-            return write_blocks(into, filled, blocks, number)
-        if along is not None:
-            part = resize_tile(blocks, in_message)
-        elif staged is not None:
-            part = write_blocks(staged, make_unfilled(staged.shape, blocks.dtype), fix_layout(blocks))
-            part = fix_layout(part).reshape(in_message)
-        else:
-            # Too many to write one by one: transposed at once, in as few digits as these blocks have.
-            whole = merge_block_digits(view)
-            rest = (axis for axis in range(len(whole.digits)) if axis not in whole.blocks)
-            axes = [*whole.blocks, *sorted(rest, key=lambda axis: message.index(whole.dims[axis]))]
-            spread = blocks.reshape([whole.digits[axis] for axis in axes]).transpose(np.argsort(axes))
-            part = resize_tile(spread.reshape(whole.padded), view.tile).transpose(message)
-        return write_part(put, filled, part.transpose([message.index(dim) for dim in order]), number)
-
-    carried = tuple(shape[dim] for dim in order) if into is None else into.shape
-    return PartWriter(carried, order, pack_as_it_is, send, write)
-
-
 class OpenTile(NamedTuple):
     """A tile opened into digits in its order of memory: those that number blocks, and the others in a message's order.
 
@@ -314,35 +255,6 @@ def transpose_blocks(view: TileView, message: Sequence[int], part: Array) -> Arr
     return split_tile_digits(view, part).transpose(*view.blocks, *rest).reshape(view.count, *extents)
 
 
-class BlockForm(NamedTuple):
-    """How the blocks of a part travel on a TPU: the order of dims of their `message`, and where they are written.
-
-    They go `into` the whole result; or else are put together first in the order of their message: tiles that are
-    gathered `along` one dim lie in a part as they arrive, others are `staged` block by block, or transposed.
-    """
-
-    message: tuple[int, ...]
-    into: BlockRuns | None
-    along: int | None
-    staged: BlockRuns | None
-
-
-def choose_block_form(step: InParts, shape: Sequence[int], dtype: str) -> BlockForm | None:
-    """How the blocks of a step in parts with a result of this shape travel; None where nothing is gained."""
-    each = step.each
-    if not isinstance(each, AllToAll | AllGather):
-        return None
-    view, order = each.receive, choose_memory_order(shape, dtype)
-    message = put_full_lanes_last(order, list_block_extents(view))
-    into = staged = None
-    along = find_gathered_dim(view) if isinstance(each, AllGather) else None
-    if along is None and view.count <= UNROLLED:
-        whole = add_part_digit(view, step.put, shape) if message == order else None
-        into = None if whole is None else find_free_runs(whole, order)
-        staged = None if message == order else find_free_runs(view, message)
-    return None if message == order and into is None else BlockForm(message, into, along, staged)
-
-
 class PartForm(NamedTuple):
     """How the parts of an all-to-all or a gather travel on a TPU, as passes over memory.
 
@@ -370,10 +282,8 @@ def choose_part_form(step: InParts, shape: Sequence[int], dtype: str) -> PartFor
         cut = fused and open_tile(each.send, step.take, order, dtype) is not None
         packed = not cut and not lie_in_turn(each.send, choose_memory_order(each.send.tile, dtype))
         joined = fused and open_tile(each.receive, step.put, order, dtype) is None
-        return PartForm(cut, packed, joined, 1 if fused else 1 + each.receive.count, turns)
-    form = choose_block_form(step, shape, dtype)
-    alone = form is not None and form.along is None
-    return PartForm(False, False, False, each.receive.count if alone else 1, turns)
+        return PartForm(cut, packed, joined, 1 if fused else 2, turns)
+    return PartForm(False, False, False, 1, turns)
 
 
 def sent_as_it_lies(program: Program) -> bool:
@@ -410,31 +320,6 @@ def list_block_extents(view: TileView) -> list[int]:
     return [math.prod(r for of, r in rest if of == dim) for dim in range(len(view.tile))]
 
 
-def pack_blocks(view: TileView, message: Sequence[int], part: Array) -> Array:
-    """The blocks of a part, one after another: copied one by one on the chip, if they are ranges of the minor dim."""
-    extents = [list_block_extents(view)[dim] for dim in message]
-    ranges = tuple(message) == choose_memory_order(view.tile, part.dtype.name) and message[-1] in {
-        view.dims[axis] for axis in view.blocks
-    }
-    runs = find_free_runs(view, message) if ranges and view.count <= UNROLLED else None
-    if runs is None:
-        return transpose_blocks(view, message, part)
-    tile = fix_layout(part.transpose(message)).reshape(runs.shape)
-    filled = make_unfilled((view.count, *extents), part.dtype)
-    for number in range(view.count):
-        block = cut_box(tile, runs.starts(number), runs.block)
-        filled = lax.dynamic_update_slice_in_dim(filled, block.reshape(1, *extents), number, 0)
-    return fix_layout(filled)
-
-
-def write_blocks(runs: BlockRuns, filled: Array, blocks: Array, *part: Array) -> Array:
-    """`filled`, in these runs, with every block in its place; `part` is the number of their part."""
-    for number in range(len(blocks)):
-        starts, content = runs.starts(number, *part), blocks[number].reshape(runs.block)
-        filled = lax.dynamic_update_slice(filled, content, starts, allow_negative_indices=False)
-    return filled
-
-
 def slice_part(step: Slice, take: Cut, place: MeshPlace, tile: Array, number: Array) -> Array | None:
     """What a device keeps of a part of its tile, read at once.
 
@@ -447,85 +332,3 @@ def slice_part(step: Slice, take: Cut, place: MeshPlace, tile: Array, number: Ar
     runs = BlockRuns.of(whole)
     kept = cut_box(tile.reshape(runs.shape), runs.starts(place.by_device(step.block), number), runs.block)
     return keep_tile_layout(tile, kept.reshape(step.receive.padded))
-
-
-# Blocks of 64 lanes on a TPU, half a row: two rows of a block travel side by side.
-#
-# Where they arrive, they are laid beside those of a neighbour.
-#
-#     mesh <x=8>, bf16[512, 512, {x}64] -> bf16[512, 512, 512], the part of rows 0 to 63
-#
-#     part      (64, 64, 512)      row, dim 2, dim 1: a TPU has dim 1 minor, of which there are full lanes
-#     sent      (32, 512, 128)     pairs of rows, dim 1, both rows' dim 2: transposed once, before it is sent
-#     arrived   (8, 32, 512, 128)
-#     written   rows 0, 2, ...  lanes 0-127     the first halves from members 0 and 1
-#               rows 1, 3, ...  lanes 0-127     the second halves from members 0 and 1
-#               ...
-#
-# libtpu writes what it transposes to HBM, so what is transposed after it has arrived is written and read once more; and
-# blocks of 64 lanes would travel with 64 of padding.
-
-
-ON_CHIP = 32 << 20
-"""The most bytes of a part that is put together of halves of rows: of larger ones these would be in HBM, padded."""
-
-
-def make_pair_writer(step: InParts, shape: Sequence[int], dtype: str, place: MeshPlace) -> PartWriter | None:
-    """The writer of a step in parts whose blocks are ranges of half a row of lanes; None where they are not.
-
-    >>> from reshard.lower import lower_plan
-    >>> from reshard.synth import plan
-    >>> from reshard.runtime import on_jax
-    >>> from reshard.types import Layout, Mesh
-    >>> ends = (Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, 512, {x}64]", "bf16[{x}64, 512, 512]"))
-    >>> program = lower_plan(on_jax.in_parts(plan(*ends)))
-    >>> place = MeshPlace(program.devices, {"x": 8})
-    >>> make_pair_writer(program.instructions[0], program.tile_shapes[0], program.dtype, place).carried
-    (1, 8, 4, 2, 512, 512)
-    """
-    each = step.each
-    if not isinstance(each, AllToAll | AllGather) or len(shape) < 3:
-        return None
-    view, order = each.receive, choose_memory_order(shape, dtype)
-    *major, rows, wide, lanes = order
-    message = (*major, rows, lanes, wide)
-    extents = list_block_extents(view)
-    if put_full_lanes_last(order, extents) != message or 2 * extents[lanes] != LANES:
-        return None
-    if math.prod(view.tile) * dtypes.bits(dtype) > 8 * ON_CHIP:
-        return None
-    # The blocks are ranges of the lanes, in the order of their numbers, and an even number of them.
-    axes = tuple(axis for axis, of in enumerate(view.dims) if of == lanes)
-    in_turn = view.tile == view.padded and axes[: len(view.blocks)] == tuple(view.blocks)
-    if not in_turn or view.count % 2 or view.count > UNROLLED or step.put.axis != rows or step.put.inner % 2:
-        return None
-
-    def pair(blocks: Array) -> Array:
-        """Blocks whose last dims are rows, lanes and wide with two rows side by side and wide before them."""
-        *outer, _, _, _ = blocks.shape
-        pairs = blocks.reshape(*outer, blocks.shape[-3] // 2, 2 * blocks.shape[-2], blocks.shape[-1])
-        return fix_layout(jnp.swapaxes(fix_layout(pairs), -1, -2))
-
-    def send(part: Array) -> Array:
-        """The pairs of rows that arrive, along a new first axis."""
-        if isinstance(each, AllToAll):
-            return fix_layout(send_blocks(each.groups, place, pair(pack_blocks(each.send, message, part))))
-        tile = resize_tile(part, each.send.padded).transpose(message)
-        return fix_layout(gather_along(each.groups, place, pair(tile)[np.newaxis], 0))
-
-    def write(filled: Array, pairs: Array, number: Array) -> Array:
-        content_shape = (*filled.shape[:-5], 1, filled.shape[-4], 1, filled.shape[-2], pairs.shape[-1])
-        half = pairs.shape[-1] // 2
-        for member in range(0, len(pairs), 2):
-            near = pairs[member], pairs[member + 1]  # Whole: halves take as much of the chip each.
-            for row in range(2):
-                halves = [block[..., row * half : (row + 1) * half] for block in near]
-                content = jnp.concatenate(halves, -1).reshape(content_shape)
-                starts = [*[0] * (filled.ndim - 5), number, 0, row, 0, member * half]
-                indices = [jnp.asarray(start, jnp.int32) for start in starts]
-                filled = lax.dynamic_update_slice(filled, content, indices, allow_negative_indices=False)
-        return filled
-
-    # While it is filled, the rows of the result are parts of pairs of rows.
-    outer = (*(shape[dim] for dim in major), step.put.outer, step.put.parts, step.put.inner // 2, 2)
-    return PartWriter((*outer, shape[wide], shape[lanes]), order, pack_as_it_is, send, write)

@@ -81,11 +81,6 @@ def gather_group_tiles(step: AllGather, place: MeshPlace, tile: Array, shape: Se
     return place.by_platform(tile, tpu=partial(on_tpu, levels), default=partial(default, (step.groups,)))
 
 
-def gather_along(groups: Groups, place: MeshPlace, tile: Array, dim: int) -> Array:
-    """The tiles of all members one after another along a dim, on a TPU."""
-    return _gather_by_levels(_list_levels(groups, place), place, tile, dim)
-
-
 def _list_levels(groups: Groups, place: MeshPlace) -> Sequence[Groups]:
     return place.levels(groups) if len(groups[0]) >= _WHOLE_SLICE else (groups,)
 

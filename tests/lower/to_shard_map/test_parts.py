@@ -25,13 +25,12 @@ from reshard.lower.to_shard_map.part_loops import (
     overlap_parts,
     writes_parts_over,
 )
-from reshard.lower.to_shard_map.part_writers import add_part_digit, make_block_writer, make_pair_writer
-from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.lower.to_shard_map.part_writers import add_part_digit
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.split_steps import Cut, part_regions
 from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.rules.tile_view import TileView
-from reshard.types import Layout, Mesh
+from reshard.types import Layout
 from tests.lower.to_shard_map.on_xla import MESH, check_on_xla, one_step, stacked
 from tests.oracle import check
 
@@ -243,9 +242,8 @@ def small_tpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         monkeypatch.setattr(module, "LANES", 4)
         monkeypatch.setattr(module, "SUBLANES", 2, raising=False)
     monkeypatch.setattr(tile_memory, "_choose_memory_order", getattr(tile_memory, "_choose_memory_order").__wrapped__)  # noqa: B009
-    monkeypatch.setattr(part_writers, "UNROLLED", 8)
     monkeypatch.setattr(run_exchange, "LOOPED", 2)
-    for module in (part_loops, part_writers, run_exchange):
+    for module in (part_loops, run_exchange):
         monkeypatch.setattr(module, "make_unfilled", used_memory)
     for module in (part_loops, part_writers, run_exchange, tile_memory):
         monkeypatch.setattr(module, "fix_layout", lambda tile, order=None: tile)  # layouts are a TPU's
@@ -269,9 +267,6 @@ ON_TPU = [
     ("all_to_all", "f32[16, 16, {x}2, 5]", "f32[{x}4, 16, 8, 5]", PARTS),
     ("all_gather", "f32[16, 16, {x}3]", "f32[16, 16, 12]", PARTS),
     ("all_gather", "f32[16, {y}8, 4, {x}3]", "f32[16, 16, 4, 12]", PARTS),
-    # Two rows of two lanes side by side.
-    ("all_gather", "f32[8, 12, {x}2]", "f32[8, 12, 8]", PARTS),
-    ("all_to_all", "f32[16, 12, {y}{x}2]", "f32[{x}4, 12, {y}8]", PARTS),
     # Exchanges: in loops, its lanes in dim 1; in pieces; of messages that are narrow at both ends; where another dim is
     # minor in the operand; that read little of a part.
     ("exchange", "f32[16, 16, {x}{y}2]", "f32[16, {x}4, 16]", PARTS),
@@ -305,12 +300,6 @@ def test_each_element_is_written(kind: str, source: str, target: str, mode: Step
 )
 def test_an_all_to_all_at_once_is_packed_by_xla(source: str, target: str):
     check_on_xla(one_step("all_to_all", source, target, ONCE))
-
-
-def test_many_blocks_are_transposed_at_once(small_tpu: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(part_writers, "UNROLLED", 4)
-    check_on_xla(one_step("all_to_all", "f32[16, 16, {x}{y}3]", "f32[16, {x}{y}2, 24]", PARTS))
-    assert small_tpu
 
 
 LYING = [
@@ -353,31 +342,5 @@ def test_parts_in_place_are_written_straight_into_the_tile():
         check_on_xla(plan)
 
 
-@pytest.mark.parametrize(
-    ("kind", "source", "target", "able"),
-    [
-        ("all_gather", "bf16[512, 512, {x}64]", "bf16[512, 512, 512]", True),
-        ("all_to_all", "bf16[512, 512, {x}64]", "bf16[{x}64, 512, 512]", True),
-        ("all_gather", "bf16[512, 512, {x}128]", "bf16[512, 512, 1024]", False),  # full lanes
-        ("all_gather", "bf16[512, 512, {x}32]", "bf16[512, 512, 256]", False),  # quarters
-        ("all_gather", "bf16[512, {x}64, 512]", "bf16[512, 512, 512]", False),  # along another dim
-        ("all_gather", "bf16[1024, 1024, {x}64]", "bf16[1024, 1024, 512]", False),  # a part is too large for the chip
-    ],
-)
-def test_halves_of_rows_of_lanes_travel_in_pairs(kind: str, source: str, target: str, able: bool):
-    ends = [Layout.parse(text, Mesh(x=8)) for text in (source, target)]
-    program = lower_plan(chain(ends[0], ends[1], [StepSpec(kind, ends[1], StepMode(parts=8))]))
-    (step,) = program.instructions
-    assert isinstance(step, InParts)
-    place = MeshPlace(program.devices, {"x": 8})
-    assert (make_pair_writer(step, program.tile_shapes[0], program.dtype, place) is not None) == able
-
-
-def test_what_is_left_to_xla():
-    """Blocks of narrow lanes, and parts between no two digits of a tile."""
-    program = lower_plan(one_step("all_to_all", "f32[16, {x}4, 8]", "f32[{x}4, 16, 8]", PARTS))
-    (step,) = program.instructions
-    place = MeshPlace(program.devices, MESH.axes)
-    assert isinstance(step, InParts)
-    assert make_block_writer(step, program.tile_shapes[0], program.dtype, place) is None
+def test_parts_between_no_two_digits_of_a_tile():
     assert add_part_digit(TileView((2, 8), (2, 8), (2, 4, 2), (0, 1, 1), (1,)), Cut(1, 2, 3, 4), (2, 24)) is None
