@@ -48,15 +48,16 @@ def draw_trade_off(
         # With a gap, a choice with more memory may take longer than one with less; the stair leaves it out.
         if not best or seconds < best[-1][1]:
             best.append((size, seconds))
-    sizes = [size for size, _ in [*best, *others.values()]] + ([budget] if budget else [])
+    # A step of scalars holds nothing, and takes no time by the model.
+    sizes = [max(1, size) for size, _ in [*best, *others.values()]] + ([budget] if budget else [])
     slowest = max(seconds for _, seconds in best)
-    top = 1.2 * max([slowest, *(seconds for _, seconds in others.values() if seconds <= _HIGHEST * slowest)])
+    top = 1.2 * max([slowest, *(seconds for _, seconds in others.values() if seconds <= _HIGHEST * slowest)]) or 1.0
     # A factor of two in memory is the same length everywhere; time starts at 0.
     first, last = math.log2(min(sizes) * 0.85), math.log2(max(sizes) * 1.6)
     right, bottom = _LEFT + _WIDE, _TOP + _HIGH
 
     def place(size: float, seconds: float) -> Point:
-        across = (math.log2(size) - first) / (last - first)
+        across = (math.log2(max(1, size)) - first) / (last - first)
         return _LEFT + _WIDE * across, bottom - _HIGH * min(1.0, seconds / top)
 
     marks: list[Mark] = []
@@ -90,13 +91,20 @@ def draw_trade_off(
         x = place(budget, 0)[0]
         marks.append(Lines((((x, _TOP - 8), (x, bottom)),), FLOOR, 1.6, dashed=True))
         marks.append(Words(x, _TOP - 16, f"budget {bytes_text(budget)}"))
-    # All others lie above the stair, so there is room for their names further up.
-    taken = [(x - 6, y, x + 6) for x, y in (place(*point) for point in others.values())]
-    for name, (size, seconds) in sorted(others.items(), key=lambda other: other[1][1]):
+    # Others that are as good as the same have one name, so that all names have room.
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for name, point in sorted(others.items(), key=lambda other: other[1][1]):
+        alike.setdefault(tuple(round(at / _DOT) for at in place(*point)), []).append(name)
+    # Names lie above the stair, beside their dots or further up.
+    taken = [(a, y, b) for (a, y), (b, _) in pairwise(corners)]
+    taken += [(x - 6, y, x + 6) for x, y in (place(*others[names[0]]) for names in alike.values())]
+    for names in alike.values():
+        size, seconds = others[names[0]]
         x, y = place(size, seconds)
-        text = f"{name}, {seconds_text(seconds)}" if seconds > top else name
+        text = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        text += f", {seconds_text(seconds)}" if seconds > top else ""
         wide = measure_words(text, SMALL)
-        start, level = (x - 9 - wide if x + wide + 10 > right else x + 9), y
+        start, level = max(_LEFT + 4, x - 9 - wide if x + wide + 10 > right else x + 9), y
         while any(
             abs(level - other) < LINE - 1 and start < end and begin < start + wide for begin, other, end in taken
         ):
@@ -104,7 +112,7 @@ def draw_trade_off(
         taken.append((start, level, start + wide))
         if level != y:
             marks.append(Lines((((x, y), (start - 1, level)),), INK, 0.8, 0.5))
-        marks.append(_draw_dot((x, y), INK, f"{name}: {_say_point(size, seconds)}"))
+        marks.append(_draw_dot((x, y), INK, f"{', '.join(names)}: {_say_point(size, seconds)}"))
         marks.append(Words(start, level, text, anchor="start"))
     said = "; ".join(_say_point(*point) for point in best)
     compared = "".join(f"; {name}: {_say_point(size, seconds)}" for name, (size, seconds) in others.items())

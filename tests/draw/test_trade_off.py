@@ -71,3 +71,10 @@ def test_the_svg_says_in_words_what_it_shows_and_follows_the_page():
 
 def test_one_choice_alone_is_drawn_as_well():
     assert "1 ms in 1.0 GiB" in paint_svg(draw_trade_off([(GIB, 1e-3)], {}))
+    assert "0 s in 0 B" in paint_svg(draw_trade_off([(0, 0.0)], {}))  # A step of scalars.
+
+
+def test_others_that_are_as_good_share_a_name():
+    others = {f"expert {at}": (2 * GIB, 1.5e-3) for at in range(40)}
+    marks = draw_trade_off([(GIB, 1e-3)], others).marks
+    assert [one.text for one in marks if isinstance(one, Words) and "expert" in one.text] == ["expert 0 and 39 more"]
