@@ -4,7 +4,7 @@ gain. The search, which compiles the program with each change, is `reshard.jax.a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -27,6 +27,11 @@ class Figures(NamedTuple):
 
 
 _NOTHING = Figures(0, 0, 0)
+
+
+def measure_noise(start: Figures, first: Figures) -> float:
+    """The bytes that are too few to speak of beside what the first change saves."""
+    return 0.01 * max(0, *(old - new for old, new in zip(start, first, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,18 @@ class Change:
         """The program with this change and those before it."""
         return Figures(self.received_bytes, self.temp_bytes, self.peak_bytes)
 
+    @property
+    def where(self) -> str:
+        """The line with its path shortened, or the name."""
+        return self.line if self.kind in _OF_ENDS else shorten_line(self.line)
+
+    @property
+    def edit(self) -> str:
+        """What becomes what, or is added."""
+        return f"{self.what}({self.before}) -> {self.after}" if self.before else f"+ {self.what}({self.after})"
+
     def __str__(self) -> str:
-        where = self.line if self.kind in _OF_ENDS else shorten_line(self.line)
-        if not self.before:
-            return f"{where}  + {self.what}({self.after})"
-        return f"{where}  {self.what}({self.before}) -> {self.after}"
+        return f"{self.where}  {self.edit}"
 
 
 @dataclass(frozen=True)
@@ -92,19 +104,19 @@ class Advice:
     @property
     def rows(self) -> list[tuple[str, str, str]]:
         """The line, the edit and the gain of each change, in words."""
-        parted = [str(change).partition("  ") for change in self.changes]
-        return [(where, edit, gain) for (where, _, edit), gain in zip(parted, self.gains, strict=True)]
+        return [(change.where, change.edit, gain) for change, gain in zip(self.changes, self.gains, strict=True)]
 
     @property
     def gains(self) -> tuple[str, ...]:
         """What each change saves, in words, and what it costs where that is more."""
         gains: list[str] = []
+        noise = measure_noise(self.start, self.changes[0].figures) if self.changes else 0.0
         for before, after in pairwise([self.start, *(change.figures for change in self.changes)]):
             saved = [old - new for old, new in zip(before, after, strict=True)]
             # The peak is temporaries, arguments and results: it is named where these say another thing.
             names = ["received", "of temporaries"] + ["at the peak"] * (saved[1] != saved[2])
-            less = ", ".join(f"{bytes_text(by)} {name}" for by, name in zip(saved, names, strict=False) if by > 0)
-            more = ", ".join(f"{bytes_text(-by)} {name}" for by, name in zip(saved, names, strict=False) if by < 0)
+            less = ", ".join(f"{bytes_text(by)} {name}" for by, name in zip(saved, names, strict=False) if by > noise)
+            more = ", ".join(f"{bytes_text(-by)} {name}" for by, name in zip(saved, names, strict=False) if by < -noise)
             gains.append("; ".join(filter(None, [f"saves {less}" if less else "", f"adds {more}" if more else ""])))
         return tuple(gains)
 
@@ -133,17 +145,7 @@ class Advice:
         """Plain data, ready for JSON."""
         return {
             "start": self.start._asdict(),
-            "changes": [
-                {
-                    "line": change.line,
-                    "what": change.what,
-                    "kind": change.kind,
-                    "before": change.before,
-                    "after": change.after,
-                    **change.figures._asdict(),
-                }
-                for change in self.changes
-            ],
+            "changes": [asdict(change) for change in self.changes],
             "compiles": self.compiles,
             "failed": self.failed,
             "stopped": self.stopped,

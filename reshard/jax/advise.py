@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from reshard import hlo
-from reshard.doctor.advice import REMOVED, Advice, Change, Figures
+from reshard.doctor.advice import REMOVED, Advice, Change, Figures, measure_noise
 from reshard.errors import ProgramError, ReshardError, quoted
 from reshard.jax.layout_choice.graph import build_graph
 from reshard.jax.layout_choice.op_rules import read_op_rules
@@ -175,9 +175,9 @@ class AdviceSearch:
         """By how much several changes lower the cost."""
         return self.cost(self.first) - self.cost(self.measure(_join(chosen)) or self.first)
 
-    def gain(self, before: TriedProgram, after: TriedProgram | None, kind: str) -> float:
+    def gain(self, before: TriedProgram, after: TriedProgram | None, kind: str, noise: float = 0.0) -> float:
         """By how much a change of such a sharding lowers the cost; 0 if it should not be made."""
-        if after is None:
+        if after is None or max(a - b for a, b in zip(before.figures, after.figures, strict=True)) <= noise:
             return 0.0
         received, held, _ = self.scales
         rises = (
@@ -431,10 +431,12 @@ def _take_best(
     while len(chosen) < most:
         edits, best = _join(chosen), (_LEAST, None)
         before = search.measure(edits) or search.first
+        alone = search.measure(_join(chosen[:1])) or search.first
+        noise = measure_noise(search.first.figures, alone.figures)
         for one in sorted(gains, key=lambda one: -gains[one]):
             if gains[one] <= best[0] or set(one.edits) & set(edits) or search.spent:
                 continue
-            gains[one] = search.gain(before, search.measure({**edits, **one.edits}), one.kind)
+            gains[one] = search.gain(before, search.measure({**edits, **one.edits}), one.kind, noise)
             best = max(best, (gains[one], one), key=lambda pair: pair[0])
         if best[1] is None:
             break

@@ -145,6 +145,17 @@ def test_gains_of_several_changes_are_of_each_with_those_above_it():
     assert [line.strip() for line in lines if "saves" in line] == ["saves 40 B received", "saves 50 B received"]
 
 
+def test_what_is_little_beside_the_first_gain_is_not_said():
+    figures = [(100_000, 500, 500), (90_000, 499, 700), (50_000, 600, 9_000)]
+    changes = [Change(f"a.py:{at}", "put", "constraint", "P('x')", "removed", *each) for at, each in enumerate(figures)]
+    gains = Advice(tuple(changes), Figures(200_000, 1_000, 501)).gains
+    assert gains == (
+        "saves 97.7 KiB received",
+        "saves 10000 B received",
+        "saves 39.1 KiB received; adds 8300 B at the peak",
+    )
+
+
 def test_long_names_have_lines_of_their_own():
     names = ", ".join(f"params['layers'][{at}]['attention']['query']" for at in range(6))
     change = Change(names, "in_sharding", "in_sharding", "P('x')", "P('y')", 10, 8, 9)

@@ -430,13 +430,8 @@ def _describe_program(tried: TriedLayouts, search: LayoutSearch) -> dict[str, An
     """A program's row as data."""
     described: dict[str, Any] = {"name": tried.name, "why": tried.why}
     if tried.planned is not None:
-        planned = tried.planned
-        described["planned"] = {
-            "received_bytes": planned.received_bytes,
-            "peak_bytes": planned.peak_bytes,
-            "seconds": planned.seconds,
-            "move_seconds": planned.move_seconds,
-        }
+        keys = ("received_bytes", "peak_bytes", "seconds", "move_seconds")
+        described["planned"] = {key: getattr(tried.planned, key) for key in keys}
     if tried.compiled is not None:
         described["compiled"] = asdict(tried.compiled) | {"seconds": tried.compiled.seconds}
     return described

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 
 from rich.console import Console
@@ -65,14 +65,9 @@ class Explanation:
 
     def to_dict(self) -> dict[str, object]:
         """The same as data for JSON."""
-        return {
-            "groups": [{"names": list(each.names), "count": each.count, "words": each.words} for each in self.groups],
-            "moves": [{"tensor": name, "words": words} for name, words in self.moves],
-            "rival": self.rival,
-            "avoided": [{"tensor": name, "words": words} for name, words in self.avoided],
-            "memory": self.memory,
-            "note": self.note,
-        }
+        rows = {"moves": self.moves, "avoided": self.avoided}
+        named = {key: [{"tensor": name, "words": words} for name, words in each] for key, each in rows.items()}
+        return asdict(self) | named
 
 
 def show_explanation(out: Console, told: Explanation) -> None:
