@@ -31,7 +31,6 @@ from reshard.lower.program import (
 from reshard.lower.to_shard_map.part_writers import (
     PartWriter,
     Run,
-    choose_message_order,
     choose_part_form,
     make_fused_writer,
     make_part_writer,
@@ -130,9 +129,8 @@ def choose_writers(
     if overlapping is not None:
         return overlapping, None if order == own else make_overlapping_writer(step, shape, place, order)
     on_tpu = make_fused_writer(step, shape, dtype, place)
-    message = choose_message_order(step.each, order)
-    if on_tpu is None and (message is not None or order != own):
-        on_tpu = make_part_writer(step, shape, place, run, order, message)
+    if on_tpu is None and order != own:
+        on_tpu = make_part_writer(step, shape, place, run, order)
     return make_part_writer(step, shape, place, run), on_tpu
 
 

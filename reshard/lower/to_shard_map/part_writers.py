@@ -3,15 +3,12 @@
     make_part_writer        a part is made as on any platform, and written to its place
     make_fused_writer       on a TPU, where blocks have full lanes: a kernel cuts and packs, another joins and writes
 
-    mesh <x=8>, bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512], the part of rows 0 to 7 of a tile of the result
+On a mesh <x=8>, bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512], the part of rows 0 to 7 of a tile of the result:
 
     arrived   (8, 8, 64, 512)     member, row, dim 1 of that member, dim 2
     written   row 0-7, columns 0-63     from member 0      one pass over memory; a part that is put together first
               row 0-7, columns 64-127   from member 1      and then written takes two
               ...
-
-A message of an exchange keeps the result's order of dims in memory, if its minor dim has full lanes: a multiple of 128
-elements. If it has not, the minor dim of the message is one that has.
 """
 
 from __future__ import annotations
@@ -27,10 +24,9 @@ import jax
 import numpy as np
 from jax import lax
 
-from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Program, Slice, shape_of_part
+from reshard.lower.program import AllGather, AllToAll, InParts, Plain, Program, Slice, shape_of_part
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.run_collectives import send_blocks
-from reshard.lower.to_shard_map.run_exchange import find_box_extents, reorder_exchange
 from reshard.lower.to_shard_map.tile_memory import (
     LANES,
     SUBLANES,
@@ -79,27 +75,15 @@ def pack_as_it_is(part: Array) -> Array:
 
 
 def make_part_writer(
-    step: InParts,
-    shape: Sequence[int],
-    place: MeshPlace,
-    run: Run,
-    order: Sequence[int] | None = None,
-    message: Sequence[int] | None = None,
+    step: InParts, shape: Sequence[int], place: MeshPlace, run: Run, order: Sequence[int] | None = None
 ) -> PartWriter:
-    """The writer of parts of a result of this shape that `run` makes, its dims in this order while the loop runs, and
-    in that of `message` where an exchange moves them."""
+    """The writer of parts of a result of this shape that `run` makes, its dims in this order while the loop runs."""
     order = tuple(order or range(len(shape)))
     part_shape = shape_of_part(step.put, shape)
     put = step.put._replace(axis=order.index(step.put.axis))
 
     def send(part: Array) -> Array:
-        if message is None or not isinstance(step.each, Exchange):
-            return run(step.each, place.anew(), part, part_shape)
-        each, dims = reorder_exchange(step.each, message), [part_shape[dim] for dim in message]
-        moved = run(each, place.anew(), part.transpose(message), dims)
-        if tuple(message) != choose_memory_order(shape, part.dtype.name):
-            moved = fix_layout(moved)  # Once all have arrived, they are transposed at once.
-        return moved.transpose(np.argsort(message))
+        return run(step.each, place.anew(), part, part_shape)
 
     def write(filled: Array, part: Array, number: Array) -> Array:
         return write_part(put, filled, part.transpose(order), number)
@@ -125,15 +109,6 @@ def put_full_lanes_last(order: Sequence[int], extents: Sequence[int]) -> tuple[i
     """The dims in this order, except that the last one whose extent is full lanes comes last, if there is one."""
     minor = next((dim for dim in reversed(order) if extents[dim] % LANES == 0), order[-1])
     return (*(dim for dim in order if dim != minor), minor)
-
-
-def choose_message_order(step: Plain, carried: Sequence[int]) -> tuple[int, ...] | None:
-    """The order of dims in which the messages of an exchange have full lanes on a TPU, near that of its result; None
-    if it is their own, or if no order gives them."""
-    extents = find_box_extents(step) if isinstance(step, Exchange) else None
-    message = put_full_lanes_last(carried, extents) if extents else tuple(range(len(carried)))
-    full = extents is not None and extents[message[-1]] % LANES == 0
-    return message if full and message != tuple(range(len(carried))) else None
 
 
 def add_part_digit(view: TileView, cut: Cut, shape: Sequence[int]) -> TileView | None:

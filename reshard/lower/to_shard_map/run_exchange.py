@@ -18,7 +18,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.geometry.blocks import Axis, Block, cut_block
+from reshard.geometry.blocks import cut_block
 from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlotTransfer, Transfer
 from reshard.lower.groups import Groups
 from reshard.lower.program import Program, wire_dtype
@@ -127,6 +126,18 @@ class Orders(NamedTuple):
 
 
 PLAIN = Orders(None, None, None)
+
+
+def find_box_extents(step: Exchange) -> list[int] | None:
+    """The extents by dim of the slices of all messages, or None if they differ, or the dims of the two ends do."""
+    if len(step.send.tile) != len(step.receive.tile):
+        return None
+    forms: set[tuple[int, ...]] = set()
+    for extents in {box.extents[0] for one in list_rounds(step) for t in one for box in t.blocks}:
+        by_axis = list(zip(step.send.dims, extents, strict=True))
+        dims = range(len(step.send.tile))
+        forms.add(tuple(math.prod(extent for dim, extent in by_axis if dim == of) for of in dims))
+    return list(forms.pop()) if len(forms) == 1 else None
 
 
 def _choose_orders(step: Exchange, dtype: str, loops: bool, in_part: bool) -> Orders:
@@ -745,73 +756,3 @@ def repeat_rounds(
     for number in range(count):
         start = run(place, number, start)
     return start
-
-
-# An exchange of tiles whose dims are in another order, as where another dim is minor in memory.
-
-
-def find_box_extents(step: Exchange) -> list[int] | None:
-    """The extents by dim of the slices of all messages, or None if they differ, or the dims of the two ends do."""
-    if len(step.send.tile) != len(step.receive.tile):
-        return None
-    forms: set[tuple[int, ...]] = set()
-    for extents in {box.extents[0] for one in list_rounds(step) for t in one for box in t.blocks}:
-        by_axis = list(zip(step.send.dims, extents, strict=True))
-        dims = range(len(step.send.tile))
-        forms.add(tuple(math.prod(extent for dim, extent in by_axis if dim == of) for of in dims))
-    return list(forms.pop()) if len(forms) == 1 else None
-
-
-def reorder_exchange(step: Exchange, order: Sequence[int]) -> Exchange:
-    """The exchange of tiles of which dim n is dim `order[n]`.
-
-    >>> from reshard.lower import lower_plan
-    >>> from reshard.types import Layout, Mesh
-    >>> from reshard.plans.plan import StepSpec, chain
-    >>> ends = [Layout.parse(text, Mesh(x=2, y=2)) for text in ("f32[{x}2, 6]", "f32[4, {y}3]")]
-    >>> step = lower_plan(chain(*ends, [StepSpec("exchange", ends[1])])).instructions[0]
-    >>> step.receive.tile, reorder_exchange(step, (1, 0)).receive.tile
-    ((4, 3), (3, 4))
-    """
-    receive = _DigitsInOrder(step.receive, order)
-
-    def reorder_block(block: Block, send: _DigitsInOrder) -> Block:
-        axes = [Axis(n, send.stride(src), receive.stride(dst)) for n, src, dst in block.axes if n != 1]
-        # Slices are read and written in the order of the dims.
-        axes.sort(key=lambda axis: axis.src, reverse=True)
-        return Block(send.offset(block.src), receive.offset(block.dst), tuple(axes))
-
-    sides = {True: receive, False: _DigitsInOrder(step.send, order)}
-    local, *rounds = (
-        tuple(t._replace(blocks=tuple(reorder_block(each, sides[t.relayed]) for each in t.blocks)) for t in turn)
-        for turn in (step.local, *step.rounds)
-    )
-    return replace(step, send=sides[False].view, receive=receive.view, local=local, rounds=tuple(rounds))
-
-
-class _DigitsInOrder:
-    """A tile before and after its dims change places: how far apart values of each digit are in either."""
-
-    def __init__(self, view: TileView, order: Sequence[int]) -> None:
-        axes = sorted(range(len(view.digits)), key=lambda axis: order.index(view.dims[axis]))
-        self.view = TileView(
-            tuple(view.tile[dim] for dim in order),
-            tuple(view.padded[dim] for dim in order),
-            tuple(view.digits[axis] for axis in axes),
-            tuple(order.index(view.dims[axis]) for axis in axes),
-            tuple(axes.index(axis) for axis in view.blocks),
-        )
-        self._digits = view.digits
-        self._old = [math.prod(view.digits[at + 1 :]) for at in range(len(view.digits))]
-        new = {axis: math.prod(self.view.digits[at + 1 :]) for at, axis in enumerate(axes)}
-        self._new = [new[axis] for axis in range(len(axes))]
-
-    def offset(self, offset: int) -> int:
-        """Where an element of the tile comes to lie."""
-        each = zip(self._old, self._new, self._digits, strict=True)
-        return sum(offset // old % radix * new for old, new, radix in each)
-
-    def stride(self, stride: int) -> int:
-        """How far apart elements come to lie that were so far apart along one digit."""
-        each = zip(self._old, self._new, self._digits, strict=True)
-        return next(stride // old * new for old, new, radix in each if old <= stride and radix != 1)
