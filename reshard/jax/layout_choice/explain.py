@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import Any
 
 from rich.console import Console
 
@@ -63,7 +64,7 @@ class Explanation:
     def __str__(self) -> str:
         return terminal.print_plain(lambda out: show_explanation(out, self))
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """The same as data for JSON."""
         rows = {"moves": self.moves, "avoided": self.avoided}
         named = {key: [{"tensor": name, "words": words} for name, words in each] for key, each in rows.items()}
