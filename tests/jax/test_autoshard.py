@@ -137,6 +137,20 @@ def test_what_others_need_less_of_is_said(choice):
     assert find_remark(received_bytes=1 << 10, move_seconds=0, work_seconds=1.0).endswith("for its work more")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_moves_are_priced_as_wide_as_they_are(mesh, dtype):
+    """XLA computes in wider numbers on CPU, and moves these."""
+    rows, zero = jax.ShapeDtypeStruct((1024, 256), dtype), np.zeros((), dtype)
+
+    def add_rows(rows):
+        return jax.lax.reduce(rows, zero, jax.lax.add, (0,)), rows.T + rows.T
+
+    fixed = {"rows": P(("x", "y")), "result/0": P(), "result/1": P(("x", "y"))}
+    choice = reshard.jax.autoshard(add_rows, mesh, rows, network=NETWORK, compare="none", fixed=fixed)
+    # All-to-all of the rows, of which a device keeps an eighth, and the sum.
+    assert choice.best.planned.received_bytes == choice.received_bytes > 2 * 7 * 32 * 128 * rows.dtype.itemsize
+
+
 def test_what_is_fixed_stays(mesh):
     fixed = {
         "params/w1": P(None, ("x", "y")),

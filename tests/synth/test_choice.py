@@ -106,6 +106,17 @@ def test_budgets_that_bind_hard_are_met_by_the_best_choice(seed, budget):
     assert chosen.seconds == pytest.approx(every.best(budget), abs=1e-6) and chosen.peak_bytes <= budget
 
 
+def test_products_take_as_long_as_their_dtype():
+    speed = DeviceSpeed("two rates", {"f32": 1e12, "s8": 4e12}, 1e18)
+
+    def time_work(dtype):
+        problem = two_products()
+        problem = replace(problem, tensors=tuple(replace(each, dtype=dtype) for each in problem.tensors))
+        return choose_splits(problem, MovePrices(MESH, "h100"), speed).seconds
+
+    assert time_work("int8") < 0.3 * time_work("float32")
+
+
 def test_real_prices_are_those_of_plans_and_what_is_fixed_stays():
     problem = two_products()
     prices, speed = MovePrices(MESH, "tpu-v5p"), DeviceSpeed.preset("tpu-v5p")

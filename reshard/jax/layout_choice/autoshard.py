@@ -55,6 +55,7 @@ from reshard.types.whole import whole
 COMPARE = ("none", "best", "all")
 _FIGURES = ("received", "peak", "moves", "work", "total")
 _LESS = 0.95  # Who receives or holds less than this part of what is returned is told of.
+_MOVED_AS = {"bfloat16": "float32", "float8_e4m3fn": "float16", "float8_e5m2": "float16"}  # by XLA on CPU
 _CLOSE = 0.99  # A choice may be as far from the best by itself; nearer ones are as fast.
 ASSUMED = Network.uniform(1e-6, 1e10)
 """The network of devices whose links nobody measured, named or knows."""
@@ -385,7 +386,7 @@ def choose_layouts(
     with measure_time(spent, "graph"):
         graph = build_graph(step, rules, ours, kept.arguments, kept.results)
     # Devices are numbered by their place in the mesh, as in the compiled program: their ids say nothing here.
-    prices = MovePrices(ours, wires)
+    prices = MovePrices(ours, wires, _MOVED_AS if step.platform == "cpu" else None)
     search = LayoutSearch(
         step, mesh, ours, rules, graph, kept, prices, wires.links(ours), speed, options.budget, time_limit, spent
     )

@@ -27,6 +27,7 @@ import numpy as np
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.prices import MovePrice, MovePrices
 from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, access_layout
+from reshard.types import dtypes
 from reshard.types.layout import Layout
 
 
@@ -195,7 +196,8 @@ def time_node(problem: Problem, node: Node, split: Split, speed: DeviceSpeed) ->
         return held
     touched = sum(nbytes / count_parts(factors) for factors, nbytes in node.touched)
     first = next(iter((*node.reads, *node.writes)), None)
-    dtype = problem.tensors[first.tensor].dtype if first else ""
+    # Rates have HLO's names, as compiled programs do.
+    dtype = dtypes.short(dtypes.canonical(problem.tensors[first.tensor].dtype)) if first else ""
     return held + node.times * speed.work_seconds(node.flops / parts, touched, dtype)
 
 

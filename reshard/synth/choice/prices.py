@@ -16,7 +16,7 @@ of digits that do not nest, are planned one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -60,7 +60,8 @@ class MovePrice:
 
 
 class MovePrices:
-    """The prices of moves between layouts on a mesh, whose axes have the links of a network.
+    """The prices of moves between layouts on a mesh, whose axes have the links of a network. `moved_as` has the dtypes
+    that a compiler moves as wider ones.
 
     >>> mesh = Mesh(x=4, y=2)
     >>> prices = MovePrices(mesh, "h100")
@@ -70,8 +71,8 @@ class MovePrices:
     (1572864, True)
     """
 
-    def __init__(self, mesh: Mesh, network: Network | str) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, network: Network | str, moved_as: Mapping[str, str] | None = None) -> None:
+        self.mesh, self._moved_as = mesh, moved_as or {}
         self._options = PlanOptions.read(network=network)
         if self._options.network is None:
             raise PlanError(
@@ -95,7 +96,7 @@ class MovePrices:
         """The price of one move; of none, if source and target are equal, its memory alone."""
         known = self._prices.get((source, target))
         if known is None:
-            known = self._prices[source, target] = self._price_form(source, target)
+            known = self._prices[source, target] = self._price_form(*self._widen(source, target))
         return known
 
     def price_pairs(self, pairs: Iterable[tuple[Layout, Layout]]) -> list[MovePrice]:
@@ -148,7 +149,12 @@ class MovePrices:
             return frozenset(((before, after),))
         return frozenset(each[1:] for each in refined.digits if each.radix > 1 and (each.src, each.dst) != (None, None))
 
+    def _widen(self, source: Layout, target: Layout) -> tuple[Layout, Layout]:
+        wide = self._moved_as.get(source.dtype)
+        return (source, target) if wide is None else (replace(source, dtype=wide), replace(target, dtype=wide))
+
     def _estimate_class(self, number: int, source: Layout, target: Layout) -> float:
+        source, target = self._widen(source, target)
         nbytes = math.prod(source.shape) * dtypes.bits(source.dtype) // 8
         stretch = sum(edge <= nbytes for edge in self._edges)
         # Operations of sums alone tell dtypes apart.
