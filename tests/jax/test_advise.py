@@ -145,6 +145,7 @@ def test_the_model_says_what_to_compile():
     assert change.before == "P(None, 'x')" and change.received_bytes == 0 and advice.compiles == 3
 
 
+@pytest.mark.slow
 def test_what_the_model_cannot_read_is_searched_all_the_same(monkeypatch):
     def refuse(*_):
         raise ProgramError("no")

@@ -239,6 +239,7 @@ def test_no_more_than_three_corrections_are_made(mesh, monkeypatch):
     assert all(0 < after < before <= 30 for before, after in itertools.pairwise(limits))
 
 
+@pytest.mark.slow
 def test_what_experts_plan_is_emitted_where_nothing_is_found_in_time(mesh, monkeypatch):
     def choose(self, budget=None, extra_bytes=0, *, seconds=None):
         if budget is not None:

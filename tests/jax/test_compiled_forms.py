@@ -81,6 +81,7 @@ def test_a_program_of_the_planner_that_needs_more_gives_way():
     assert_exact(redistribute(jax.device_put(filled(WIDE), before), after, budget=budget), after, filled(WIDE))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
 def test_the_smallest_budget_of_a_refusal_works_as_compiled(kind: AxisType):
     before, after = ends_of(P("x", "y"), P(None, ("y", "x")), kind)
@@ -118,6 +119,7 @@ def test_on_an_abstract_mesh_the_model_decides():
     assert plan == rs.plan(plan.source, plan.target, budget=140_000)
 
 
+@pytest.mark.slow
 def test_inside_traces_and_the_pass():
     """The caller may be tracing, under a mesh, in vmap or with the pass on, which sees no form that is only asked
     about."""
@@ -134,6 +136,7 @@ def test_inside_traces_and_the_pass():
     assert stacked.shape == (2, *shape)
 
 
+@pytest.mark.slow
 def test_devices_in_another_order():
     before, _ = ends_of(P("x", "y"), P())
     after = NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P(None, "x"))
@@ -146,6 +149,7 @@ def test_devices_in_another_order():
 # ---- prefer="measured" -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_fastest_form_as_measured_is_taken_and_remembered(monkeypatch: pytest.MonkeyPatch):
     """Here the clock says that it is an exchange in few large messages."""
     before, after = ends_of(P(("x", "y")), P(None, ("x", "y")))
@@ -164,6 +168,7 @@ def test_the_fastest_form_as_measured_is_taken_and_remembered(monkeypatch: pytes
     assert len(timed) == 1 and timed[0] > 5
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("budget", [None, "200KiB"])
 def test_measured_moves_are_exact_and_within_the_budget(budget: str | None):
     before, after = ends_of(P("x", "y"), P(None, ("y", "x")))
@@ -188,6 +193,7 @@ def test_what_may_be_preferred():
         reshard.jax.enable(prefer="measured")
 
 
+@pytest.mark.slow
 def test_views_and_casts_keep_to_their_budgets_as_compiled():
     """Or are refused; also where they fill a part of an array that is there."""
     before, after = ends_of(P(("x", "y")), P(None, ("x", "y")))

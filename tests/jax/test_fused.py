@@ -31,6 +31,7 @@ def test_random_trees(choose: random.Random, donate: bool, budget: str | None):
     check_case(draw_case(choose), donate=donate, budget=budget)
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(st.randoms(use_true_random=False))
 def test_traced(choose: random.Random):

@@ -112,6 +112,7 @@ def test_random_moves_and_their_derivatives():
         np.testing.assert_array_equal(tangent, moved)
 
 
+@pytest.mark.slow
 def test_batches_and_gradients_of_what_may_be_one_collective():
     """JAX traces the forms of all platforms, so the ragged all-to-all of others has to have its rules as well."""
     source, target = (

@@ -127,7 +127,7 @@ def test_live_bytes_are_within_the_budget(case: str, donate: bool, monkeypatch: 
     checked(moved, target)
 
 
-@pytest.mark.fast(2, slow=4)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_a_target_of_parts_counts_once(case: str, donate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +268,7 @@ def test_the_peak_on_xla_counts_results_from_the_start() -> None:
     assert xla_peak_bytes(bounded_tree({"a": ends}, PlanOptions(xla_peak_bytes(tree)))) <= xla_peak_bytes(tree)
 
 
+@pytest.mark.slow
 def test_a_tree_keeps_to_its_budget_as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What XLA stages of each batch counts, beside all else that lives then: the program that is asked about runs."""
     source, target = on("x"), on(None, "x")

@@ -49,7 +49,7 @@ def stale_array(meaning: Any, stale: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return meaning(WIDE), meaning(np.where(stale, -1, WIDE).astype("float32"))
 
 
-MARKS = dict.fromkeys(("in another order", "a view", "both"), pytest.mark.slow)
+MARKS = dict.fromkeys(("in another order", "a view", "both", "a part"), pytest.mark.slow)
 MARKS |= dict.fromkeys(("a cast", "overlapping"), pytest.mark.sweep)
 
 

@@ -34,6 +34,7 @@ def draw_arrays(choose: random.Random, count: int, devices: int) -> tuple[list[j
     return arrays, shardings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [8, pytest.param(6, marks=pytest.mark.slow)])
 def test_arrays_from_devices_of_their_own_move_together(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six devices of the target, some senders are no multiple of a group outside of it: then messages take turns."""

@@ -108,6 +108,7 @@ def test_the_next_part_crosses_before_a_gather_is_waited_for(monkeypatch: pytest
     assert events == [crosses] + [crosses, waits] * (planned.parts - 1) + [waits]
 
 
+@pytest.mark.slow
 def test_only_where_it_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on the host, without a network, within a budget, and not where parts cost more than they gain."""
     source, target = ends("rows to columns twice")

@@ -198,6 +198,7 @@ def test_moves_are_told_by_what_becomes_of_each_axis(source: str, target: str, w
     assert describe_change(Layout.parse(source, MESH), Layout.parse(target, MESH)) == words
 
 
+@pytest.mark.slow
 def test_slices_that_a_loop_moves_are_told_of_the_argument(prices: MovePrices):
     """Stacked weights of which no device has room for all, gathered by layer: forward, and backward."""
 

@@ -52,6 +52,7 @@ def choose(f: Any, mesh: str, *given: Any, **options: Any) -> Any:
     )
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_sums_of_whole_numbers_are_equal_to_the_bit(mesh: str):
     w, v, b, batch = whole_numbers((64, 128), (64, 128), (128,), (32, 64), seed=len(mesh))
@@ -60,6 +61,7 @@ def test_sums_of_whole_numbers_are_equal_to_the_bit(mesh: str):
     assert all(np.array_equal(made[name], each) for name, each in sgd(params, batch).items())
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("spec", [PartitionSpec(None, "x"), PartitionSpec("x"), PartitionSpec(("x", "y"))])
 def test_a_product_is_within_the_bound_whatever_its_operand_is_split_along(spec: PartitionSpec):
     rng = np.random.default_rng(7)

@@ -248,6 +248,7 @@ def step(v: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(v * 2, AFTER) + jnp.asarray(TABLE)
 
 
+@pytest.mark.slow
 def test_text_and_proto_become_the_same_better_module() -> None:
     compiled = jax.jit(step).lower(numbered()).compile()
     text = optimized_text(compiled)

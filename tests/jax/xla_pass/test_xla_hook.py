@@ -187,6 +187,7 @@ def test_a_budget_that_no_plan_meets_leaves_the_chain():
     assert not log.reports[0].changed and "budget" in log.reports[0].places[0].why_left
 
 
+@pytest.mark.slow
 def test_a_budget_that_cuts_a_plan_into_a_loop():
     """The loop over its rounds is followed turn by turn, so that it may take the chain's place."""
     plain = compiled(step, argument())

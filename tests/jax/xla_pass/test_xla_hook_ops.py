@@ -86,7 +86,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
     """Received bytes are at most so many tiles, fewer than without the pass, and results are the same bits."""

@@ -57,6 +57,7 @@ def compiled(part):
     return a, *both(lambda a: part(fused(a)), a)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("part", CASES, ids=lambda part: part.__name__)
 def test_only_the_part_that_is_used_moves(part):
     a, plain, ours, log = compiled(part)
