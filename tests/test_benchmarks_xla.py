@@ -5,8 +5,6 @@ Times and other compilers' memory are for the scripts; here are the parts that r
 
 from __future__ import annotations
 
-import json
-
 import jax
 import pytest
 
@@ -17,8 +15,6 @@ from reshard import hlo
 from reshard.synth import plan
 from reshard.types.layout import Layout
 
-MIB = 1 << 20
-
 
 def parsed(mesh: str, *texts: str) -> list[Layout]:
     return [Layout.parse(text, named(mesh)) for text in texts]
@@ -26,16 +22,6 @@ def parsed(mesh: str, *texts: str) -> list[Layout]:
 
 def mesh_of(name: str) -> jax.sharding.Mesh:
     return aot.jax_mesh(named(name), jax.devices()[:8])
-
-
-@pytest.mark.parametrize("mesh", ["4x2", "2x2x2", "8"])
-def test_pairs_to_time_have_tiles_of_the_size_asked_for(mesh: str):
-    pairs = xla.pairs(named(mesh), 12, seed=5)
-    assert pairs == xla.pairs(named(mesh), 12, seed=5) != xla.pairs(named(mesh), 12, seed=6)
-    assert len(set(pairs)) == 12
-    for source, target in pairs:
-        assert source != target and source.shape == target.shape
-        assert all(4 * MIB <= layout.tile_bytes <= 16 * MIB for layout in (source, target))
 
 
 @pytest.mark.slow
@@ -50,32 +36,6 @@ def test_a_timed_pair_says_what_ran_and_whether_xla_rebuilt_the_array():
     assert not kept.rebuilt and kept.xla == ("all_to_all",)
 
 
-def test_ratios_are_xla_over_ours_and_summed_up_over_the_rebuilt():
-    def row(theirs: float, rebuilt: bool, cpu: float = 1.0) -> xla.Row:
-        seconds = {"default": xla.Seconds(1.0, 1.0), "xla": xla.Seconds(theirs, cpu)}
-        return xla.Row("m", "s", "t", seconds, (), 0, (), rebuilt)
-
-    summary = xla.summary([row(8.0, True, cpu=0.5), row(2.0, True), row(0.5, False, cpu=0.75), row(0.5, False)])[
-        "default"
-    ]
-    assert summary == {
-        "pairs": 4,
-        "geomean": pytest.approx(2.0**0.5),
-        "rebuilt pairs": 2,
-        "rebuilt geomean": pytest.approx(4.0),
-        "least": 0.5,
-        "least of CPU time": 0.5,
-        "below 0.95": 1,
-    }
-
-
-def test_pairs_for_compilers_are_spread_over_the_meshes():
-    pairs = aot.pairs(aot.MESHES[8], 120, 0, ((512, 512, 512), "bfloat16"))
-    assert len(set(pairs)) == 120 and pairs == aot.pairs(aot.MESHES[8], 120, 0, ((512, 512, 512), "bfloat16"))
-    counts = [sum(str(source.mesh) == str(named(mesh)) for source, _ in pairs) for mesh in aot.MESHES[8]]
-    assert counts == [54, 54, 12]  # <x=8> has no more.
-
-
 @pytest.mark.parametrize(
     "texts", [("f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"), ("f32[{y}{x}2, 16]", "f32[{x}4, 16]")]
 )
@@ -87,28 +47,6 @@ def test_what_is_compiled_is_compared_with_what_is_promised(texts: tuple[str, st
     assert sum(received for _, received in row.compiled.values()) == promised.received_bytes
     assert (row.ours.argument, row.ours.output) == (source.tile_bytes, target.tile_bytes)
     assert row.xla is not None and row.xla.output == row.ours.output
-
-
-def test_a_missed_target_is_said():
-    source, target = parsed("8", "f32[{x}2, 16]", "f32[16, {x}2]")
-    good = aot.row(aot.Compilation.of((source, target), jax.devices()[:8]), xla=False)
-    fields = {name: getattr(good, name) for name in good.__dataclass_fields__}
-    fine = aot.Row(**{**fields, "ours": aot.Memory(128, 128, 0, 256), "promise": 256})
-    assert aot.missed(aot.summary([fine]), of_cases=False) == []
-    wrong = aot.Row(**{**fields, "compiled": {}, "ours": aot.Memory(128, 128, 512, 768), "promise": 256})
-    problems = " ".join(aot.missed(aot.summary([fine, wrong]), of_cases=False))
-    for problem in ("1 modules have other collectives", "3.00 of the promise", "largest peak"):
-        assert problem in problems
-    assert "temporaries of 4.00 tiles" in " ".join(aot.missed(aot.summary([wrong]), of_cases=True))
-
-
-def test_a_reported_case_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(aot, "devices", lambda topology, gpu=False: jax.devices()[:8])
-    listed = {case["id"]: case for case in json.loads(aot.CASES.read_text("utf-8"))}
-    name, compilation = aot._case(listed["jax-21562"], gpu=False)
-    assert name == "jax-21562, dims x 16" and compilation.array == ((256, 256, 256), "float32")
-    wide = {**listed["jax-21562"], "id": "wide", "dtype": "complex128", "shape": [256, 256, 256]}
-    assert aot._case(wide, gpu=False)[1].array == ((256, 256, 1024), "float32")
 
 
 def test_local_bytes_count_loops_by_trips_slices_alone_and_padding():
@@ -182,10 +120,3 @@ def test_a_collective_takes_what_its_worst_cut_takes(fabric: Fabric, collective:
     )
     (one,) = hlo.collectives(module)
     assert fabric.seconds(one) == pytest.approx(seconds)
-
-
-def test_drawn_pairs_repeat_with_their_seed():
-    first, again, other = (list(tpu_traffic.draw_pairs(aot.MESHES[8], [2, 3, 4], 9, seed)) for seed in (3, 3, 4))
-    assert first == again != other
-    assert [len(source.shape) for source, _ in first] == [2, 3, 4] * 3
-    assert all(source != target and source.shape == target.shape for source, target in first)

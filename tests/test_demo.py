@@ -4,16 +4,15 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import reshard as rs
-from benchmarks import demo, demo_devices, demo_pass, xla_identity
-from benchmarks.xla_identity import Identity, XlaError, collectives, xla_identities
-from reshard.errors import LayoutError
+from benchmarks import demo, xla_identity
+from benchmarks.xla_identity import XlaError, collectives, xla_identities
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "benchmarks" / "demo.py"
@@ -106,9 +105,6 @@ def test_without_jax_it_says_so_and_how_to_install_it():
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-XLA = Identity("0", {"all-gather": 1}, 14336, 24580, 28676, True, True)
-
-
 @pytest.mark.parametrize(
     ("planted", "message"),
     [
@@ -124,40 +120,17 @@ def test_a_planted_disagreement_is_found(small: demo.Case, planted: dict[str, in
     assert demo.disagreements(replace(small, run=replace(small.run, **planted))) == [message]
 
 
-def test_a_broken_budget_or_bound_is_found(small: demo.Case):
-    assert demo.disagreements(replace(small, xla=XLA)) == []
-    (message,) = demo.disagreements(replace(small, budget=6143))
-    assert message == "6144 B live under a budget of 6143 B"
-    (message,) = demo.disagreements(replace(small, xla=replace(XLA, received=1791)))
-    assert "less than the bound" in message
-
-
-def run_main(
-    monkeypatch: pytest.MonkeyPatch,
-    cases: list[demo.Case],
-    missing: str | None = None,
-    enabled: tuple[Any, list[str]] = (None, []),
-    served: tuple[Any, list[str]] = (None, []),
-) -> int:
-    """What the command returns where these are its figures."""
-    monkeypatch.setattr(demo, "cases", lambda: (cases, missing))
-    monkeypatch.setattr(demo, "enabled_figures", lambda: enabled)
-    monkeypatch.setattr(demo, "served_figures", lambda: served)
-    return demo.main([])
-
-
 def test_a_disagreement_fails_the_command(
     small: demo.Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     assert small.run is not None
     wrong = replace(small, run=replace(small.run, right=0))
-    assert run_main(monkeypatch, [wrong, small]) == 1
-    assert "DISAGREES: 4096 of 4096 elements are wrong" in capsys.readouterr().out
-
-
-def test_a_jax_that_fails_fails_the_command(small: demo.Case, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: name)
-    assert run_main(monkeypatch, [small, small], "The XLA column is missing: it crashed") == 1
+    monkeypatch.setattr(demo, "cases", lambda: ([wrong, small], None))
+    monkeypatch.setattr(demo, "enabled_figures", lambda: (None, ["the results differ"]))
+    monkeypatch.setattr(demo, "served_figures", lambda: (None, []))
+    assert demo.main([]) == 1
+    printed = capsys.readouterr().out
+    assert "DISAGREES: 4096 of 4096 elements are wrong" in printed and "DISAGREES: the results differ" in printed
 
 
 @pytest.mark.slow
@@ -169,23 +142,6 @@ def test_the_pass_is_shown(figures: dict[str, Any]):
     assert set(after["collectives"]) == {"all_to_all"} and figures["pass"]["equal"]
 
 
-ENABLED = demo_pass.Enabled(
-    demo_pass.Compiled(14336, {"all_gather": 2}, 24580), demo_pass.Compiled(1792, {"all_to_all": 1}, 4160), True
-)
-
-
-def test_a_pass_that_makes_a_program_worse_fails_the_command(
-    small: demo.Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    assert demo_pass.disagreements(ENABLED) == []
-    assert demo_pass.read(json.loads(json.dumps(asdict(ENABLED)))) == ENABLED
-    worse = demo_pass.Enabled(ENABLED.after, ENABLED.before, False)
-    problems = demo_pass.disagreements(worse)
-    assert [text.split(" ", 1)[1].split(" after")[0] for text in problems[1:]] == ["B are received", "B of temporaries"]
-    assert run_main(monkeypatch, [small, small], enabled=(worse, problems)) == 1
-    assert "DISAGREES: the results before and after enable() differ" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 @needs_jax
 def test_weights_arrive_at_the_bound_on_other_devices(figures: dict[str, Any]):
@@ -193,20 +149,6 @@ def test_weights_arrive_at_the_bound_on_other_devices(figures: dict[str, Any]):
     assert served["right"] == served["elements"] > served["array_bytes"] // 2
     assert served["received"] == served["promised"] == served["bound"]
     assert served["peak"] <= served["promised_peak"]
-
-
-SERVED = demo_devices.Served(2, 100, 40, 50, 50, 60, 60, 9, 9, (0.1, 5), (0.2, 9))
-
-
-def test_weights_that_are_wrong_fail_the_command(
-    small: demo.Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    assert demo_devices.disagreements(SERVED) == []
-    wrong = replace(SERVED, right=8, received=51, promised=39, peak=61)
-    assert len(demo_devices.disagreements(wrong)) == 4
-    assert run_main(monkeypatch, [small, small], served=(wrong, demo_devices.disagreements(wrong))) == 1
-    printed = capsys.readouterr().out
-    assert "DISAGREES: 1 of 9 elements of the server are wrong" in printed and "8 of 9 elements" in printed
 
 
 @pytest.mark.slow
@@ -225,14 +167,6 @@ def test_collectives_of_the_compiled_identity():
     assert [(identity.collectives, identity.received) for identity in identities] == [(c, r) for _, _, c, r in expected]
     assert [identity.warned for identity in identities] == [False] * len(expected)
     assert xla_identities([]) == []
-
-
-@pytest.mark.slow
-@needs_jax
-def test_device_order_is_that_of_the_mesh():
-    mesh = rs.Mesh({"x": 4}, device_ids=[7, 5, 3, 1])
-    (identities,) = xla_identities([(rs.Layout.parse("f32[{x}4, 16]", mesh), rs.Layout.parse("f32[16, {x}4]", mesh))])
-    assert identities.collectives == {"all-to-all": 1}
 
 
 @pytest.mark.parametrize(
@@ -271,26 +205,3 @@ def test_every_collective_is_priced(line: str, received: int):
 def test_hlo_that_cannot_be_read_is_an_error(line: str):
     with pytest.raises(XlaError):
         collectives(line)
-
-
-@pytest.mark.parametrize("layout", ["f32[2{x}4, 32]", "f32[{x}8, 32] + sum{y}", "f32[{x}{y}4, 32] + sum{z}"])
-def test_what_no_named_sharding_says_is_refused(layout: str):
-    mesh = rs.Mesh(x=4, y=2, z=2)
-    with pytest.raises(LayoutError, match="contiguous"):
-        xla_identities([(rs.Layout.parse(layout, mesh), rs.Layout.parse(layout, mesh))])
-
-
-def test_uneven_arrays_and_two_meshes_are_refused():
-    uneven, other = rs.Layout.parse("f32[{x}3/10]", rs.Mesh(x=4)), rs.Layout.parse("f32[10]", rs.Mesh(x=2))
-    with pytest.raises(LayoutError, match="contiguous"):
-        xla_identities([(uneven, uneven)])
-    with pytest.raises(LayoutError, match="one mesh"):
-        xla_identities([(uneven, other)])
-
-
-@pytest.mark.slow
-def test_a_failing_process_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(xla_identity, "_environment", lambda devices: {"PYTHONPATH": "/nowhere"})
-    layout = rs.Layout.parse("f32[4]", rs.Mesh(x=2))
-    with pytest.raises(XlaError, match="failed"):
-        xla_identities([(layout, layout)])

@@ -26,17 +26,6 @@ def op_of(text, name=None):
     return batch_op(module, Flow(module).regions[0], instruction)
 
 
-def test_an_fft():
-    op = op_of(HEAD + FFT, "f")
-    assert (op.kind, op.target, op.batch, op.lengths, op.inner(op.operands[0])) == ("fft", "FFT", (0,), (8,), (1,))
-
-
-def test_a_sort():
-    op = op_of(HEAD + SORT, "sort")
-    assert (op.kind, op.batch, op.stable, len(op.operands), len(op.results)) == ("sort", (0,), True, 2, 2)
-    assert op_of(HEAD + SORT.replace("dimensions={1}, is_stable", "dimensions={0}, is_stable"), "sort").batch == (1,)
-
-
 def test_a_sort_that_compares_indices_is_stable():
     text = (HEAD + SORT).replace("is_stable=true, ", "")
     assert not op_of(text, "sort").stable

@@ -7,7 +7,7 @@ import pytest
 import reshard as rs
 from reshard import hlo
 from reshard.doctor import examine
-from reshard.doctor.chain_reader import ChainReader, Matcher, TracedMove, Unfit, is_needed, list_chains
+from reshard.doctor.chain_reader import ChainReader, Matcher, TracedMove, Unfit, list_chains
 from reshard.doctor.dataflow.flow import Numbering
 from reshard.doctor.equivalence import Traced
 from reshard.hlo import Source
@@ -33,7 +33,8 @@ from tests.hlo.splices import NAMES, recorded
 
 FIRST = "%a = f32[4,8]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,1},{2,3}}, dimensions={0}"
 SECOND = "%b = f32[8,8]{1,0} all-gather(%c), channel_id=2, replica_groups={{0,2},{1,3}}, dimensions={0}"
-INNER = f"%inner {{\n  %p = f32[2,8]{{1,0}} parameter(0)\n  ROOT {GATHER}\n}}\n"
+
+
 USE = "ROOT %r = f32[8,8]{1,0} add(%b, %b)"
 
 
@@ -70,26 +71,6 @@ def test_where_chains_begin_and_end(lines, expected):
     assert chains(*lines) == expected
 
 
-def test_a_reduction_is_a_chain_of_its_own():
-    total = "%s = f32[2,8]{1,0} all-reduce(%p), channel_id=3, replica_groups={{0,1,2,3}}"
-    lines = [total, GATHER.replace("%p", "%s"), "ROOT %r = f32[8,8]{1,0} add(%g, %g)"]
-    analysis = Analysis(text(*lines))
-    first, second = analysis.chains()
-    assert first.reduces and not second.reduces
-    assert named(first) == (["s"], [], {}, set())
-    assert named(second) == (["g"], ["g"], {"g": ["g"]}, {"s"})
-
-
-def test_a_collective_in_a_computation_that_no_region_opens():
-    call = "ROOT %r = f32[8,8]{1,0} custom-call(%p), called_computations={%inner}"
-    assert chains(call, before=INNER) == [(["g"], [], {}, set())]
-
-
-def test_collectives_of_two_calls_are_two_chains():
-    lines = [f"%c{at} = f32[8,8]{{1,0}} call(%p), to_apply=%inner" for at in range(2)]
-    assert [chain[0] for chain in chains(*lines, "ROOT %r = f32[8,8] add(%c0, %c1)", before=INNER)] == [["g"], ["g"]]
-
-
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_the_chains_of_recorded_modules(path):
     """Every collective is in one chain; no value is in two; results are values, and leaves are not."""
@@ -102,33 +83,6 @@ def test_the_chains_of_recorded_modules(path):
     for chain in every:
         assert set(chain.results) <= set(chain.values) and not chain.leaves & set(chain.values)
         assert chain.reduces or not chain.values or chain.results
-
-
-def test_a_chain_may_begin_with_a_sum():
-    lines = [
-        *OFFSET, ZERO, "%s = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum",
-        "%g = f32[8,8]{1,0} all-gather(%s), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}", SLICE,
-        "ROOT %r = f32[8,2]{1,0} add(%d, %d)",
-    ]  # fmt: skip
-    analysis = Analysis(text(*lines))
-    collectives = hlo.collectives(analysis.module)
-    (chain,) = list_chains(analysis.flow, analysis.maps, collectives, from_sums=True)
-    assert [one.name for one in chain.collectives] == ["s", "g"] and chain.reduces
-    assert {value.name for value in chain.leaves} == {"p"}
-    assert {value.name: [form.name for form in used] for value, used in chain.results.items()} == {"d": ["d"]}
-    assert [len(one.collectives) for one in list_chains(analysis.flow, analysis.maps, collectives)] == [1, 1]
-
-
-def test_a_sum_of_what_was_moved_needs_it():
-    lines = [
-        *OFFSET, ZERO, GATHER, SLICE,
-        "%s = f32[8,2]{1,0} all-reduce(%d), channel_id=2, replica_groups=[1,4]<=[4], to_apply=%sum",
-        "ROOT %r = f32[8,2]{1,0} add(%s, %s)",
-    ]  # fmt: skip
-    analysis = Analysis(text(*lines))
-    one, other = list_chains(analysis.flow, analysis.maps, hlo.collectives(analysis.module), from_sums=True)
-    assert [value.name for used in one.results.values() for value in used] == ["d"]
-    assert [value.name for value in other.results] == ["s"]
 
 
 def replacements(text, devices=4, from_sums=True):
@@ -187,18 +141,6 @@ def test_what_replaces_a_chain(name):
         assert (one.befores[0].dims, one.after.dims) == ((2, 8), (8, 2)) and one.move.places == ((2, 8), (4, 2), (2, 1))
 
 
-def test_places_say_how_the_tile_lies():
-    """The tile is transposed before it is gathered: its rows are the columns of the result."""
-    lines = [
-        "%t = f32[8,2]{0,1} transpose(%p), dimensions={1,0}",
-        f"%g = f32[8,8]{{0,1}} all-gather(%t), {ALL}, dimensions={{1}}",
-        "%u = f32[8,8]{1,0} transpose(%g), dimensions={1,0}", SLICE.replace("%g", "%u"),
-        "ROOT %r = f32[8,2]{1,0} negate(%d)",
-    ]  # fmt: skip
-    (((one,),)) = replacements(module(*lines))
-    assert one.sources == ("t",) and one.befores[0].layout == "0,1" and one.move.places == ((2, 1), (4, 4), (2, 2))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_recorded_programs(name):
     module = recorded(name)
@@ -236,14 +178,6 @@ def test_without_sums_the_reduction_is_a_chain_of_its_own():
 
 
 PART = "%e = f32[1,2]{1,0} slice(%g), slice={[0:1], [2:4]}\n  ROOT %r = f32[1,2]{1,0} negate(%e)"
-
-
-def test_a_part_of_one_device():
-    """A whole array is gathered for two elements of the first device."""
-    (((one,),)) = replacements(module(GATHER, PART))
-    assert one.sources == ("p",) and one.uses == (Use((), "e"),)
-    assert one.move[3:] == (((2, 1),), 2, (0,))
-    assert str(one.move.source) == "f32[{d0}, 2]" and str(one.move.target) == "f32[4, 2]"
 
 
 def test_a_part_of_one_device_of_each_group():
@@ -375,36 +309,3 @@ PAIR = (FITTING.source, FITTING.target)
 )
 def test_tiles_bytes_and_digits_have_to_agree(move, matches):
     assert (Matcher([FITTING]).match(move) is not None) == matches
-
-
-def test_the_move_is_returned_in_the_dtype_that_is_sent():
-    """XLA sends bf16 before it converts to f32: half the bytes, and half the bound."""
-    match = Matcher([FITTING]).match(traced(dtype="bf16", received=96, needed=24))
-    assert (match.source.dtype, match.target.dtype) == ("bfloat16", "bfloat16")
-    assert Matcher([FITTING]).match(traced(dtype="bf16", received=96, needed=48)) is None
-
-
-WHOLE = "ROOT %r = f32[8,8]{1,0} add(%g, %g)"
-
-
-def answers(*lines):
-    analysis = Analysis(text(*lines))
-    return [is_needed(chain, analysis.flow) for chain in analysis.chains()]
-
-
-def test_a_gather_that_is_used_whole():
-    assert answers(GATHER, WHOLE) == [True]
-    assert answers(GATHER, "%t = f32[64]{0} bitcast(%g)", "ROOT %r = f32[64]{0} add(%t, %t)") == [True]
-
-
-def test_what_could_be_moved_in_a_narrower_dtype_is_left_to_layouts():
-    narrow = "%n = bf16[2,8]{1,0} convert(%p)"
-    wide = "%w = f32[2,8]{1,0} convert(%n)"
-    assert answers(narrow, wide, GATHER.replace("%p", "%w"), WHOLE) == [False]
-    assert answers("%w = f32[2,8]{1,0} copy(%p)", GATHER.replace("%p", "%w"), WHOLE) == [True]
-
-
-def test_reductions_and_chains_of_several_collectives():
-    total = "%s = f32[2,8]{1,0} all-reduce(%p), channel_id=3, replica_groups={{0,1,2,3}}"
-    assert answers(total, "ROOT %r = f32[2,8]{1,0} add(%s, %s)") == [False]
-    assert answers(FIRST, SECOND.replace("%c", "%a"), USE) == [False]

@@ -60,12 +60,6 @@ def test_the_page_has_every_place_and_escapes_names():
     assert "a<b>.py:3" in words  # as text: in the page it is escaped
 
 
-def test_the_bars_are_to_scale():
-    html = examine(TRAIN).to_html()
-    widths = [float(width) for width in re.findall(r'<rect width="([\d.]+)"', html)]
-    assert widths == [100.0, 12.5, 12.5]
-
-
 def test_tables_sort_by_their_numbers():
     """A click sorts by the bytes, not by their text; run by node, on a table of stand-ins, if there is one."""
     node = shutil.which("node")

@@ -160,38 +160,6 @@ def test_a_number_that_python_does_not_read_is_refused():
         )
 
 
-@pytest.mark.parametrize(
-    ("text", "shape"),
-    [
-        ("f32[]", Array("f32", ())),
-        ("bf16[8,4]{1,0:T(8,128)(2,1)S(1)}", Array("bf16", (8, 4), "1,0:T(8,128)(2,1)S(1)")),
-        ("f32[<=8,2]{1,0}", Array("f32", (8, 2), "1,0")),
-        ("()", ()),
-        ("(f32[2]{0}, /*index=1*/s32[])", (Array("f32", (2,), "0"), Array("s32", ()))),
-        ("((f32[2]{0:T(256)}, ()), u32[]{:S(2)})", ((Array("f32", (2,), "0:T(256)"), ()), Array("u32", (), ":S(2)"))),
-    ],
-)
-def test_a_shape(text, shape):
-    assert instruction(f"%a = {text} custom-call()").shape == read_shape(text) == shape
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [
-        ("f32[3,5]", 60),
-        ("f8e4m3fn[7]", 56 // 8),
-        ("bf16[7]", 14),
-        ("pred[3]", 3),
-        ("s4[3]", 2),
-        ("u1[9]", 2),
-        ("c64[2]", 16),
-        ("token[]", 0),
-    ],
-)
-def test_bytes(text, nbytes):
-    assert [array.nbytes for array in instruction(f"%a = {text} custom-call()").arrays] == [nbytes]
-
-
 @pytest.mark.parametrize("shape", ["(f32[2]", "[2]{0}", "f32[2] f32[2]", ""])
 def test_a_shape_that_cannot_be_read_is_refused(shape):
     with pytest.raises(NotationError, match="give one array"):
@@ -206,11 +174,6 @@ PLATFORMS = {"cpu": "cpu", "v5p": "tpu", "v5p-2slices": "tpu", "v5e": "tpu", "tp
 @pytest.mark.parametrize("path", sorted(HLO_DATA.glob("*.hlo")), ids=lambda path: path.stem)
 def test_recorded_modules(path):
     assert compiled_platform(path.read_text()) == PLATFORMS[path.stem.split("_")[1]]
-
-
-def test_gpu():
-    backend = 'backend_config={"operation_queue_id":"0","wait_on_operation_queues":[]}'
-    assert compiled_platform(f"  %g = f32[8]{{0}} all-gather(%p), {backend}") == "gpu"
 
 
 @pytest.mark.parametrize(

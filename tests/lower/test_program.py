@@ -17,15 +17,12 @@ import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import ExchangeInPlace
-from reshard.lower.groups import block_numbers, coordinate, groups_along
 from reshard.lower.program import (
     AllGather,
     AllReduce,
     AllToAll,
     CastTiles,
     Exchange,
-    InParts,
-    PackedCollective,
     Permute,
     Program,
     PutPart,
@@ -43,67 +40,15 @@ from reshard.lower.program import (
 )
 from reshard.lower.program_traffic import program_traffic
 from reshard.plans.plan import Plan, StepSpec, chain
-from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import random_pair
-from tests.lower.covering import MESH, busiest, covers, instruction, matchings
+from tests.lower.covering import MESH, busiest, covers, matchings
 from tests.sampling import sampled
 from tests.trees import llama
 
 # ---- by hand -------------------------------------------------------------------------------------
-
-
-def test_slice_blocks():
-    lowered = instruction("slice", "f32[16]", "f32[{x}{y}2]")
-    assert isinstance(lowered, Slice)
-    assert lowered.block == {device: device for device in range(8)}
-    lowered = instruction("slice", "f32[16]", "f32[{y}{x}2]")
-    assert isinstance(lowered, Slice)
-    assert lowered.block == {2 * x + y: 4 * y + x for x in range(4) for y in range(2)}
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "groups"),
-    [
-        ("f32[{x}4]", "f32[16]", ((0, 2, 4, 6), (1, 3, 5, 7))),
-        ("f32[{y}8]", "f32[16]", ((0, 1), (2, 3), (4, 5), (6, 7))),
-        ("f32[{x}{y}2]", "f32[16]", ((0, 1, 2, 3, 4, 5, 6, 7),)),
-        ("f32[{y}{x}2]", "f32[16]", ((0, 2, 4, 6, 1, 3, 5, 7),)),
-        ("f32[{x}4]", "f32[{x:(1)2}8]", ((0, 2), (1, 3), (4, 6), (5, 7))),
-        ("f32[{x:(1)2}8]", "f32[16]", ((0, 4), (1, 5), (2, 6), (3, 7))),
-    ],
-)
-def test_gather_groups(source: str, target: str, groups: tuple[tuple[int, ...], ...]):
-    lowered = instruction("all_gather", source, target)
-    assert isinstance(lowered, AllGather)
-    assert lowered.groups == groups
-
-
-def test_reduction_groups():
-    lowered = instruction("reduce_scatter", "f32[16] + max{y}", "f32[{y}8]")
-    assert isinstance(lowered, ReduceScatter)
-    assert (lowered.groups, lowered.reduction) == (((0, 1), (2, 3), (4, 5), (6, 7)), "max")
-    every = instruction("all_reduce", "f32[16] + mean{x}{y}", "f32[16]")
-    assert isinstance(every, AllReduce)
-    assert [sorted(g) for g in every.groups] == [list(range(8))]
-    assert every.reduction == "mean"
-
-
-def test_device_ids_are_those_of_the_mesh():
-    mesh = Mesh({"x": 4}, device_ids=[10, 3, 7, 20])
-    lowered = instruction("all_gather", "f32[{x}4]", "f32[16]", mesh)
-    assert isinstance(lowered, AllGather)
-    assert lowered.groups == ((10, 3, 7, 20),)
-
-
-def test_a_step_in_parts_is_one_instruction_and_two_cuts():
-    lowered = instruction("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4), StepMode(parts=2))
-    assert isinstance(lowered, InParts)
-    assert isinstance(lowered.each, AllToAll)
-    assert lowered.each.send.tile == (2, 16) and lowered.each.receive.tile == (8, 4)
-    assert (lowered.take, lowered.put) == (Cut(0, 1, 2, 2), Cut(0, 4, 2, 2))
 
 
 def test_only_plans_are_lowered():
@@ -238,27 +183,6 @@ def between(source: str, target: str, mesh: rs.Mesh = MESH, **options: object):
     return lower_plan(rs.plan(rs.Layout.parse(source, mesh), rs.Layout.parse(target, mesh), **options)).instructions
 
 
-def test_blocks_of_all_arrays_lie_side_by_side():
-    (step,) = joined_of(("f32[{x}4, 16]", "f32[16, {x}4]"), ("f32[{x}2, 4]", "f32[8, {x}1]"))
-    assert isinstance(step, PackedCollective)
-    assert step.packed.send.digits == (4, 16 + 2)
-    assert step.packed.groups == ((0, 2, 4, 6), (1, 3, 5, 7))
-
-
-def joined_of(*ends: tuple[str, str]):
-    return [join_instructions(steps) for steps in zip(*(between(*pair) for pair in ends), strict=True)]
-
-
-def test_exchanges_have_rounds_in_common():
-    (step,) = joined_of(*[("f32[{x}3/10]", "f32[{y}5]")] * 2)
-    assert [type(each) for each in step] == [Exchange] * 2
-
-
-def test_a_local_step_is_not_joined():
-    tree = rs.plan_tree({name: (rs.Layout.parse("f32[16]", MESH), rs.Layout.parse("f32[{x}4]", MESH)) for name in "ab"})
-    assert join_launches(lower_batch(tree.batches[0])) == [None]
-
-
 @pytest.mark.parametrize(
     "steps",
     [
@@ -294,8 +218,6 @@ def test_every_batch_of_a_model_is_lowered():
 
 # ---- the pairs of permutes -----------------------------------------------------------------------
 
-M42 = Mesh(x=4, y=2)
-
 
 def right(source: Layout, target: Layout) -> tuple[tuple[int, int], ...]:
     """The pairs, checked by meaning."""
@@ -305,12 +227,6 @@ def right(source: Layout, target: Layout) -> tuple[tuple[int, int], ...]:
     for sender, receiver in pairs:
         assert meaning(source, sender) == meaning(target, receiver)
     return pairs
-
-
-def test_the_axes_of_a_dim_trade_places():
-    """Device 2 x + y holds piece 2 x + y before, and needs piece 4 y + x."""
-    pairs = right(Layout.parse("f32[{x}{y}2]", M42), Layout.parse("f32[{y}{x}2]", M42))
-    assert {to: sender for sender, to in pairs} == {2 * x + y: 4 * y + x for x in range(4) for y in range(2)}
 
 
 @pytest.mark.parametrize(
@@ -359,15 +275,6 @@ def test_no_permutation():
 
 # ---- replica groups and block numbers, against coordinates counted one by one --------------------
 
-MESHES = [
-    (Mesh(x=2, y=3, z=5), [(1, 5)]),
-    (Mesh(x=2, y=3, z=5), [(5, 3), (15, 2)]),
-    (Mesh(x=2, y=3, z=5), [(15, 2), (1, 5), (5, 3)]),
-    (Mesh(x=12), [(2, 3)]),  # a part of an axis
-    (Mesh(x=7), []),
-    (Mesh({"x": 2, "y": 3}, device_ids=[5, 3, 1, 0, 2, 4]), [(3, 2)]),
-]
-
 
 def coordinates(mesh: Mesh, device: int, factors: list[tuple[int, int]]) -> tuple[int, ...]:
     """The device's coordinates, counted: along a factor, they change every `stride` positions."""
@@ -377,36 +284,6 @@ def coordinates(mesh: Mesh, device: int, factors: list[tuple[int, int]]) -> tupl
         values = [value for value in range(size) for _ in range(stride)]
         counted.append(values[position % len(values)])
     return tuple(counted)
-
-
-@pytest.mark.parametrize(("mesh", "factors"), MESHES)
-def test_members_differ_along_the_factors_only(mesh: Mesh, factors: list[tuple[int, int]]):
-    groups = groups_along(mesh, factors)
-    assert sorted(itertools.chain(*groups)) == sorted(mesh.devices)
-    for group in groups:
-        values = list(itertools.product(*(range(size) for _, size in factors)))
-        assert [coordinates(mesh, device, factors) for device in group] == values  # major to minor
-        positions = [mesh.devices.index(device) for device in group]
-        offsets = [sum(v * stride for v, (stride, _) in zip(value, factors, strict=True)) for value in values]
-        assert [at - positions[0] for at in positions] == offsets
-
-
-@pytest.mark.parametrize(("mesh", "factors"), MESHES)
-def test_block_numbers_are_coordinates_as_one_number(mesh: Mesh, factors: list[tuple[int, int]]):
-    """The n-th member of a gather's group has block n."""
-    order = list(itertools.product(*(range(size) for _, size in factors)))
-    numbers = block_numbers(mesh, factors)
-    assert numbers == {device: order.index(coordinates(mesh, device, factors)) for device in mesh.devices}
-    for group in groups_along(mesh, factors):
-        assert [numbers[device] for device in group] == list(range(len(group)))
-
-
-def test_a_coordinate_is_that_of_the_mesh():
-    mesh = Mesh(x=4, y=3)
-    for name in ("x", "y", "x:(1)2", "x:(2)2"):
-        axis = mesh.sub_axis(name)
-        stride = mesh.stride(axis)
-        assert all(coordinate(at, stride, axis.size) == mesh.coordinate(at, axis) for at in range(mesh.size))
 
 
 # ---- slots transposed where they are -------------------------------------------------------------

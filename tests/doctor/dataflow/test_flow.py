@@ -11,8 +11,7 @@ from reshard.doctor import examine
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
 from reshard.doctor.dataflow.scalars import UNKNOWN, Scalars
 from reshard.errors import NotationError
-from reshard.hlo import Array
-from tests.doctor.fragments import HLO_DATA, Analysis, text
+from tests.doctor.fragments import Analysis, text
 
 FUSED = """%fused {
   %a = f32[2,8]{1,0} parameter(1)
@@ -73,52 +72,6 @@ def test_an_offloaded_call_gets_its_operands_from_its_update():
     analysis = Analysis(text(*lines, before=FUSED))
     assert origin(analysis, "r") == ("wrapped", "g", ())
     assert origin(analysis, "w") == ("main", "p", ())
-
-
-def test_the_arrays_of_values():
-    start = "%s = (f32[2,8]{1,0}, f32[8,8]{1,0}) all-gather-start(%p), replica_groups={{0,1,2,3}}, dimensions={0}"
-    nested = "%c = (f32[3]{0}, (s32[], f32[5,7]{1,0})) custom-call(%p)"
-    analysis = Analysis(text(start, nested, "ROOT %d = f32[8,8]{1,0} all-gather-done(%s)"))
-    assert analysis.value("s").array == Array("f32", (8, 8), "1,0") and analysis.value("s").opcode == "all-gather"
-    assert analysis.value("c").array is None and analysis.value("c", (0, 1)).array is None
-    assert analysis.value("c", (1, 1)).array.dims == (5, 7)
-    origins = list(analysis.flow.array_origins(analysis.value("c")))
-    assert [value.path for value in origins] == [(0,), (1, 0), (1, 1)]
-
-
-NESTED = """%inner {
-  %i = f32[2,8]{1,0} parameter(0)
-  ROOT %n = f32[2,8]{1,0} negate(%i)
-}
-
-%outer {
-  %o = f32[2,8]{1,0} parameter(0)
-  ROOT %f = f32[2,8]{1,0} fusion(%o), kind=kLoop, calls=%inner
-}
-
-%check {
-  %c = f32[2,8]{1,0} parameter(0)
-  ROOT %less = pred[] custom-call(%c)
-}
-
-"""
-
-
-def test_regions_and_their_instructions():
-    call = "%x = f32[2,8]{1,0} call(%p), to_apply=%inner"
-    loop = "ROOT %w = f32[2,8]{1,0} while(%x), condition=%check, body=%outer"
-    analysis = Analysis(text(call, loop, before=NESTED))
-    names = {
-        region.computation.name: [site.instruction.name for site in analysis.flow.sites(region)]
-        for region in analysis.flow.regions
-    }
-    assert names == {"main": ["p", "i", "n", "x", "w"], "check": ["c", "less"], "outer": ["o", "i", "n", "f"]}
-
-
-def test_the_origin_of_a_collective_that_overlaps_with_computation():
-    analysis = Analysis((HLO_DATA / "overlap_v5e_0.12.0.1.hlo").read_text())
-    done = analysis.value("async-collective-done")
-    assert (done.opcode, analysis.flow.origin(done).opcode) == ("fusion", "all-gather")
 
 
 FUSED_OF_NUMBERING = "".join(

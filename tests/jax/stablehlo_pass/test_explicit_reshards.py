@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from jax.interpreters.mlir import make_ir_context
 
-from reshard.jax.stablehlo_pass import explicit_reshards
-from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, is_changed, make_explicit, remove_marks, reshard_ops
+from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, make_explicit, reshard_ops
 from reshard.jax.stablehlo_pass.module_pass import transform
 from reshard.lower.to_stablehlo import Module, ir, list_operations
 from tests.jax.modules import COLUMNS, ROWS, SWAPPED, TYPE, constraint, count, layouts, module
@@ -43,10 +42,6 @@ def test_makers_and_users() -> None:
     assert [op.name for op in second.around] == ["stablehlo.add", "sdy.reshard"]
 
 
-def test_a_program_in_which_nothing_moves_has_none() -> None:
-    assert explicit(module(f"%r = stablehlo.sine %a : {TYPE}"))[1] == []
-
-
 def test_a_chain_is_one_move_unless_the_user_wrote_the_stop() -> None:
     """Propagation gives the sine the constraint's sharding, and insertion moves its result there: one move."""
     sine = f"%b = stablehlo.sine %a : {TYPE}\n{constraint(COLUMNS, '%b')}"
@@ -71,38 +66,11 @@ def test_a_constraint_on_a_stop_that_is_the_target_counts_as_the_users() -> None
     assert [op.by_user for op in moves] == [True]
 
 
-def test_an_operation_whose_sharding_changes() -> None:
-    """Propagation puts the sine's result where its user wants it; insertion computes it where its operand is."""
-    transformed, _ = explicit(module(f"%b = stablehlo.sine %a : {TYPE}\n{constraint(COLUMNS, '%b')}"))
-    (sine,) = (op for op in list_operations(transformed.operation) if op.name == "stablehlo.sine")
-    assert is_changed(sine) and '<@mesh, [{"x"}, {"y"}]>' in str(sine.attributes["sdy.sharding"])
-
-
-def test_an_operation_whose_sharding_stays_is_not_changed() -> None:
-    transformed, _ = explicit(module(ADDITION))
-    (addition,) = (op for op in list_operations(transformed.operation) if op.name == "stablehlo.add")
-    assert not is_changed(addition)
-
-
-def test_marks_are_removed() -> None:
-    transformed, ops = explicit(module(ADDITION))
-    marks = (explicit_reshards.BEFORE, explicit_reshards.BY_USER)
-    assert any(mark in op.attributes for op in list_operations(transformed.operation) for mark in marks) and ops
-    remove_marks(transformed)
-    assert not any(mark in op.attributes for op in list_operations(transformed.operation) for mark in marks)
-
-
 def test_a_layout_that_the_notation_does_not_have_is_said() -> None:
     """An integer of 17 bits: its reshard is listed without layouts."""
     odd = TYPE.replace("f32", "i17")
     _, (op,) = explicit(module(constraint(COLUMNS)).replace(TYPE, odd))
     assert op.source is None and op.target is None and "i17" in op.why
-
-
-def test_a_mesh_that_is_written_inline() -> None:
-    text = module(constraint(COLUMNS)).replace("%a <@mesh,", '%a <mesh<["x"=4, "y"=2]>,')
-    _, (op,) = explicit(text)
-    assert (str(op.source), str(op.target)) == ("f32[{x}4, {y}8]", "f32[16, {y}{x}2]")
 
 
 SPLIT, SUMS = "f32[{x}4, {y}8]", "f32[16, 16] + sum{x}"

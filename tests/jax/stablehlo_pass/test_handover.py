@@ -16,7 +16,7 @@ from reshard.jax.stablehlo_pass.explicit_reshards import is_changed, make_explic
 from reshard.jax.stablehlo_pass.module_pass import transform
 from reshard.jax.stablehlo_pass.rewrite import inside_manual
 from reshard.lower.to_stablehlo import Module, Operation, ir, list_operations
-from tests.jax.modules import COLUMNS, ROWS, SPLIT, TYPE, constraint, count, module, uneven
+from tests.jax.modules import COLUMNS, ROWS, SPLIT, TYPE, constraint, module, uneven
 from tests.jax.programs import BY_NAME
 from tests.jax.stablehlo.worker import USUAL, sharding_forms
 
@@ -117,14 +117,6 @@ def test_no_mark_is_left() -> None:
         called(CALL.replace(f"%v: {TYPE}", f"%v: {TYPE} {{sdy.sharding = #sdy.sharding<@mesh, {ROWS}>}}"))
     ).text
     assert explicit_reshards.GIVEN not in text and "reshard." not in text
-
-
-def test_constants_are_of_stablehlo() -> None:
-    body = (
-        f"%k = stablehlo.constant dense<1.0> : {TYPE}\n%b = stablehlo.add %a, %k : {TYPE}\n{constraint(COLUMNS, '%b')}"
-    )
-    text = transform(module(body)).text
-    assert count(text, "stablehlo.constant") == 1 and "sdy.constant" not in text
 
 
 @pytest.mark.parametrize("name", ["jax-21562", "cond", "power-while", "uneven"])

@@ -60,43 +60,12 @@ def test_what_a_member_is_sent_or_sends_is_its_block(kind: str, leaves: bool):
     assert seen > 10
 
 
-def test_views_by_hand():
-    mesh = Mesh(x=2)
-    operand, result = Layout.parse("f32[{x}4, 8]", mesh), Layout.parse("f32[8, {x}4]", mesh)
-    r = refined(operand, result)
-    assert before(operand, r, (1,)) == TileView((4, 8), (4, 8), (4, 2, 4), (0, 1, 1), (1,))
-    assert after(result, r, (1,)) == TileView((8, 4), (8, 4), (2, 4, 4), (0, 0, 1), (0,))
-    assert not before(operand, r, (1,)).in_place and after(result, r, (1,)).in_place
-    assert (scatter_order(r), gather_order(r)) == ((1,), (1,))
-
-
 def test_a_padded_view_is_never_in_place():
     mesh = Mesh(x=4)
     operand, result = Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh)
     view = after(result, refined(operand, result), (1,))
     assert (view.tile, view.padded, view.digits, view.blocks) == ((10,), (12,), (4, 3), (0,))
     assert (view.elements, view.count, view.block_shape, view.in_place) == (12, 4, (3,), False)
-
-
-@pytest.mark.parametrize(
-    ("dims", "block_axes", "runs"),
-    [
-        ((0, 0, 1), (), ((0, 1), (2,))),
-        ((0, 0, 0), (0,), ((0, 1, 2),)),  # a block is one range of the dim
-        ((0, 0, 0), (0, 1), ((0, 1, 2),)),
-        ((0, 0, 0), (1,), ((0,), (1, 2))),  # one range for each value of the first digit
-        ((0, 0, 0), (2,), ((0, 1), (2,))),
-        ((0, 0, 0, 0), (0, 2), ((0, 1), (2, 3))),
-        ((0, 0, 1, 1), (0, 2), ((0, 1), (2, 3))),
-    ],
-)
-def test_runs_by_hand(dims: tuple[int, ...], block_axes: tuple[int, ...], runs: tuple[tuple[int, ...], ...]):
-    digits = tuple(range(2, 2 + len(dims)))
-    shape = tuple(
-        int(np.prod([r for r, d in zip(digits, dims, strict=True) if d == dim])) for dim in range(max(dims) + 1)
-    )
-    view = TileView(shape, shape, digits, dims, block_axes)
-    assert view.runs == runs
 
 
 def test_a_block_is_a_range_in_every_run():
