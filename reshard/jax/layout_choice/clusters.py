@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from reshard.jax.layout_choice.op_rules import OpRule
 from reshard.jax.layout_choice.step_flow import RETURN, Loop, StepFlow, name_operations
+from reshard.types import dtypes
 from reshard.types.mesh import Mesh
 
 PRODUCTS = name_operations("dot_general convolution")
@@ -177,8 +178,12 @@ class _Clusters:
             edges = self.links[at].setdefault(self.find(writer), [])
             edges.append((at, place))
             self.links[self.find(writer)][at] = edges
-            # A reduction's result and what a broadcast repeats are small: a place for a move, where clusters end.
-            shrinks = self.flow.ops[writer].name == "stablehlo.reduce"
+            # A reduction's result, what a broadcast repeats, and what is rounded for several readers are small: a place
+            # for a move, where clusters end.
+            maker = self.flow.ops[writer]
+            shrinks = maker.name == "stablehlo.reduce"
+            if maker.name == "stablehlo.convert" and len(self.flow.readers[operand]) > 1:
+                shrinks = dtypes.bits(value.dtype) < dtypes.bits(self.flow.values[maker.operands[0]].dtype)
             made = self.flow.values[op.results[0]].elements if op.results else 0
             grows = op.name == "stablehlo.broadcast_in_dim" and made > value.elements
             if at in sums or not (shrinks or grows):

@@ -36,7 +36,13 @@ _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 _TRANSFORM = "whole_transform"
 _COMPOSITE = "stablehlo.composite"
 _PRODUCTS = ("stablehlo.dot_general", "stablehlo.convolution")
-_RELAYING = ("stablehlo.reshape", "stablehlo.reverse", "stablehlo.transpose")
+_TURNING = ("stablehlo.reshape", "stablehlo.reverse", "stablehlo.transpose")
+# Whose results are elements of some operands, which may be rounded before as well as after: the first and the last.
+_RELAYING = dict.fromkeys(_TURNING, (0, 0)) | {
+    "stablehlo.broadcast_in_dim": (0, 0), "stablehlo.concatenate": (0, -1), "stablehlo.dynamic_slice": (0, 0),
+    "stablehlo.dynamic_update_slice": (0, 1), "stablehlo.gather": (0, 0), "stablehlo.maximum": (0, 1),
+    "stablehlo.minimum": (0, 1), "stablehlo.pad": (0, 1), "stablehlo.select": (1, 2), "stablehlo.slice": (0, 0),
+}  # fmt: skip
 _KEY = re.compile(r"\[(?:'([^']*)'|(\d+)|<[^>]*>)\]|\.(\w+)|\[([^\]]*)\]")
 
 
@@ -253,26 +259,39 @@ def _round_factors(main: Operation) -> None:
     """Rounds what products of f32 multiply to bf16 before, as TPUs do unless asked for more precision: XLA moves what
     is rounded already, so that a move may come after it here, too."""
 
-    def round_value(value: Value) -> Value:
-        maker = None if isinstance(value.owner, ir.Block) else value.owner.operation
-        rounded = ir.RankedTensorType.get(list(ir.RankedTensorType(value.type).shape), ir.BF16Type.get())
-        # A kernel is reversed for the derivative: it is rounded once for both.
-        if maker is None or maker.name not in _RELAYING:
-            return stablehlo.convert(rounded, value)
-        before = round_value(maker.operands[0])
-        copy = maker.clone(ir.InsertionPoint.current)
-        copy.operands[0] = before
-        copy.results[0].set_type(rounded)
-        return copy.results[0]
+    def is_of(dtype: str, value: Value) -> bool:
+        return isinstance(value.type, ir.RankedTensorType) and f"{value.type.element_type}" == dtype
 
-    for op in list_operations(main):
-        asked = op.attributes.get("precision_config", ())
-        if op.name not in _PRODUCTS or "algorithm" in op.attributes or any("DEFAULT" not in f"{one}" for one in asked):
-            continue
-        for at, operand in enumerate(op.operands):
-            if str(ir.RankedTensorType(operand.type).element_type) == "f32":
-                with op.location, ir.InsertionPoint(op):
-                    op.operands[at] = round_value(operand)
+    def round_operand(op: Operation, at: int) -> None:
+        shape = list(ir.RankedTensorType(op.operands[at].type).shape)
+        with op.location, ir.InsertionPoint(op):
+            op.operands[at] = stablehlo.convert(ir.RankedTensorType.get(shape, ir.BF16Type.get()), op.operands[at])
+
+    # From the end on: what is rounded for its readers rounds what it reads, as a kernel that the derivative reverses.
+    for op in reversed(list_operations(main)):
+        if op.name in _PRODUCTS:
+            asked = op.attributes.get("precision_config", ())
+            if "algorithm" in op.attributes or any("DEFAULT" not in f"{one}" for one in asked):
+                continue
+            for at, operand in enumerate(op.operands):
+                if is_of("f32", operand):
+                    round_operand(op, at)
+        elif op.name in _RELAYING and is_of("f32", op.results[0]):
+            readers = [use.owner for use in op.results[0].uses]
+            rounded = [
+                reader for reader in readers if reader.name == "stablehlo.convert" and is_of("bf16", reader.results[0])
+            ]
+            # Others need all of it: then what takes up memory is not made twice.
+            if not rounded or (len(rounded) < len(readers) and op.name not in _TURNING):
+                continue
+            made = op if len(rounded) == len(readers) else op.clone(ir.InsertionPoint(op))
+            first, last = _RELAYING[op.name]
+            for at in range(first, last % len(op.operands) + 1):
+                round_operand(made, at)
+            made.results[0].set_type(rounded[0].results[0].type)
+            for reader in rounded:
+                reader.results[0].replace_all_uses_with(made.results[0])
+                reader.erase()
 
 
 def _separate_transforms(main: Operation) -> None:
