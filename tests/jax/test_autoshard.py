@@ -114,8 +114,9 @@ def test_all_of_it_is_said(choice):
     assert {"chosen", "fsdp"} <= {one["name"].lower() for one in told["programs"]}
     assert re.search("^chosen +compiled .* returned$", choice.report(), re.MULTILINE)
     expert = next(each for each in choice.tried[1:] if each.planned is not None and each.compiled is not None)
-    instead = replace(choice, best=expert).explanation
-    assert instead is not None and instead.groups and instead.note.endswith("XLA decided")
+    instead = replace(choice, best=expert)
+    assert instead.explanation is not None and instead.explanation.groups
+    assert f"what moves in {expert.name}, XLA decided" in instead.report()
 
 
 def test_what_others_need_less_of_is_said(choice):
@@ -131,7 +132,7 @@ def test_what_others_need_less_of_is_said(choice):
         assert made.to_dict()["remarks"] == list(made.remarks)
         return next((said for said in made.remarks if said.startswith(name)), "")
 
-    assert " with budget=7000 " in find_remark(peak_bytes=7000)
+    assert ": budget=7000 asks" in find_remark(peak_bytes=7000)
     assert not find_remark(received_bytes=1 << 10) and not find_remark(move_seconds=1.0)
     assert find_remark(received_bytes=1 << 10, move_seconds=2e-3, launches=77).endswith("for its 77 moves more")
     assert find_remark(received_bytes=1 << 10, move_seconds=0, work_seconds=1.0).endswith("for its work more")

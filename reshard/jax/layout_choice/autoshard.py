@@ -131,17 +131,13 @@ class LayoutChoice:
         planned, problem = self.best.planned, self.search.graph.problem
         if planned is None:
             return None
-        numbers = self.search.graph.arguments
-        arguments = [(value.name, at) for value, at in zip(self.search.step.arguments, numbers, strict=True)]
-        # Of one that is as fast there is nothing to tell.
-        slower = 1.001 * planned.seconds
-        rivals = [
-            (each.name, each.planned)
-            for each in self.tried
-            if each is not self.best and each.planned is not None and each.planned.seconds > slower
-        ]
-        # What the model thinks of experts, not what was compiled of them: the moves of both are told by one model.
-        rival = min(rivals, key=lambda one: one[1].seconds, default=None)
+        step, numbers = self.search.step, self.search.graph.arguments
+        named = [(value.name, at) for value, at in zip(step.arguments, numbers, strict=True) if at >= 0]
+        # Of one that is as fast there is nothing to tell. What the model thinks of experts, not what was compiled of
+        # them: the moves of both are told by one model.
+        slower = [(each.name, each.planned) for each in self.tried if each.planned and each is not self.best]
+        slower = [one for one in slower if one[1].seconds > 1.001 * planned.seconds]
+        rival = min(slower, key=lambda one: one[1].seconds, default=None)
         larger: list[tuple[int, Assignment]] = []
         # Who has a budget asks what more of it would buy; without one there is nothing to buy.
         if self.search.budget is not None:
@@ -150,14 +146,8 @@ class LayoutChoice:
             unseen = self._figures.peak_bytes - planned.peak_bytes
             with self.search.limit_search("solve", 1.0) as seconds:
                 larger.append((doubled, self.search.splits.choose(doubled, unseen, seconds=seconds)))
-        named = [(name, number) for name, number in arguments if number >= 0]
-        note = (
-            "" if self.best.emitted else f"these are the moves of a plan: what moves in {self.best.name}, XLA decided"
-        )
-        state = {numbers[at] for at in self.search.step.carried.values()}
-        return explain_choice(
-            problem, planned, named, self.search.prices, self.search.speed, rival, larger, note, state
-        )
+        state = {numbers[at] for at in step.carried.values()}
+        return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger, state)
 
     def trade_off(self, budgets: Sequence[int] = ()) -> TradeOff:
         """What is chosen under each budget, by default from the least possible one up: a picture in a notebook."""
@@ -186,7 +176,7 @@ class LayoutChoice:
             "gap": self.gap,
             "arguments": spelled[:count],
             "results": spelled[count:],
-            "programs": [_describe_program(each, self.search) for each in self.tried],
+            "programs": list(map(_describe_program, self.tried)),
             "remarks": list(self.remarks),
             "explanation": None if self.explanation is None else self.explanation.to_dict(),
             "seconds_spent": dict(self.search.spent),
@@ -196,30 +186,27 @@ class LayoutChoice:
     def remarks(self) -> tuple[str, ...]:
         """What else is to be known, in sentences: what others need less of, and how good the choice is."""
         said: list[str] = []
-        ours, others = self._figures, [each for each in self.tried if each is not self.best]
-        made = [(each.name, each.compiled) for each in others if each.compiled is not None]
-        planned = [(each.name, each.planned) for each in others if each.planned is not None]
-        name, other = min(made, key=lambda one: one[1].peak_bytes, default=("", ours))
-        if other.peak_bytes < _LESS * ours.peak_bytes:
-            holds = f"holds {bytes_text(other.peak_bytes)}, and what is returned {bytes_text(ours.peak_bytes)}"
-            said.append(f"{name} {holds}: with budget={other.peak_bytes} what is returned holds no more")
-        elif planned and self.best.planned is not None:
-            name, least = min(planned, key=lambda one: one[1].peak_bytes)
-            if least.peak_bytes < _LESS * self.best.planned.peak_bytes:
-                holds = (
-                    f"{bytes_text(least.peak_bytes)}, and what is returned {bytes_text(self.best.planned.peak_bytes)}"
-                )
-                said.append(f"{name} would hold {holds}, by the model: a budget= trades time for memory")
+        ours, mine = self._figures, self.best.planned
+        made = [(each.name, each.compiled) for each in self.tried if each is not self.best and each.compiled]
+        small: list[tuple[str, int, int]] = []
+        for each in self.tried:
+            # Like is compared with like; an expert's program that fits as it is compiled is returned for its budget.
+            theirs, own, by = (each.compiled, ours, "") if each.compiled else (each.planned, mine, ", by the model,")
+            if theirs is not None and own is not None:
+                small.append((each.name + by, theirs.peak_bytes, own.peak_bytes))
+        name, least, most = min(small, key=lambda one: one[1] / max(1, one[2]))
+        if least < _LESS * most:
+            holds = f"holds {bytes_text(least)} where what is returned holds {bytes_text(most)}"
+            said.append(f"{name} {holds}: budget={least} asks for no more than that")
         slower = [(name, each, more) for name, each in made if (more := each.seconds - self.seconds) > 0]
         name, other, more = min(slower, key=lambda one: one[1].received_bytes, default=("", ours, 0.0))
         if other.received_bytes < _LESS * ours.received_bytes:
             moves = other.move_seconds - ours.move_seconds
             parts = ((moves, f"its {counted(other.launches, 'move')}"), (more - moves, "its work"))
             why = listed([f"{seconds_text(by)} for {what}" for by, what in parts if by > 0])
-            less = (
-                f"{bytes_text(other.received_bytes)} where what is returned receives {bytes_text(ours.received_bytes)}"
-            )
-            said.append(f"{name} receives {less}, but takes {seconds_text(more)} longer: {why} more")
+            few, many = (bytes_text(one.received_bytes) for one in (other, ours))
+            received = f"receives {few} where what is returned receives {many}"
+            said.append(f"{name} {received}, but takes {seconds_text(more)} longer: {why} more")
         if any(each.compiled is None and not each.why for each in self.tried):
             said.append("compiled rows compare with compiled rows; what is only planned, compare='all' compiles")
         if self.gap > 0:  # Of a choice that was made for memory alone, the bound says nothing.
@@ -230,6 +217,8 @@ class LayoutChoice:
             # Small steps on fast devices: right, but not what people expect who have given eight.
             work = seconds_text(self.seconds - ours.move_seconds)
             said.append(f"no argument is split: all work takes {work}, and moves would cost more than splitting saves")
+        if mine is not None and not self.best.emitted:
+            said.append(f"the moves that are told are a plan's: what moves in {self.best.name}, XLA decided")
         if self.search.graph.unknown_trips:
             said.append("loops whose trips depend on data count as one trip")
         return tuple(said)
@@ -252,18 +241,13 @@ def show_choice(out: Console, choice: LayoutChoice) -> None:
     # By what and whose the figures are; experts that are only planned share a row where their figures are equal.
     named: dict[tuple[str, ...], list[str]] = {}
     for each in choice.tried:
-        made, planned = each.compiled, each.planned
-        rows: list[tuple[str, str, int, int, float, float]] = []
-        if planned is not None:
-            figures = planned.received_bytes, planned.peak_bytes, planned.move_seconds, planned.seconds
-            rows.append(("planned", "" if made is None else each.name, *figures))
-        if made is not None:
-            figures = made.received_bytes, made.peak_bytes, made.move_seconds, made.seconds
-            rows.append(("compiled", each.name, *figures))
-        for how, alone, received, peak, moves, total in rows:
-            cells = bytes_text(received), bytes_text(peak), *map(seconds_text, (moves, total - moves, total))
-            mark = "returned" if how == "compiled" and each is choice.best else ""
-            named.setdefault((how, alone, *cells, mark), []).append(each.name)
+        told = _describe_program(each)
+        for how in [how for how in ("planned", "compiled") if how in told]:
+            moves, total = told[how]["move_seconds"], told[how]["seconds"]
+            cells = [bytes_text(told[how][key]) for key in ("received_bytes", "peak_bytes")]
+            cells += map(seconds_text, (moves, total - moves, total))
+            cells.append("returned" if how == "compiled" and each is choice.best else "")
+            named.setdefault((how, each.name if each.compiled else "", *cells), []).append(each.name)
     table = terminal.make_table("", " ", *_FIGURES, "  ", right=_FIGURES)
     for (how, _, *cells), names in named.items():
         table.add_row(", ".join(names), how, *cells)
@@ -427,7 +411,7 @@ def _pick_best(search: LayoutSearch, fitting: Sequence[tuple[TriedLayouts, Execu
     return min(fitting, key=lambda pair: pair[1].seconds)[0]
 
 
-def _describe_program(tried: TriedLayouts, search: LayoutSearch) -> dict[str, Any]:
+def _describe_program(tried: TriedLayouts) -> dict[str, Any]:
     """A program's row as data."""
     described: dict[str, Any] = {"name": tried.name, "why": tried.why}
     if tried.planned is not None:

@@ -51,15 +51,13 @@ class GroupWords:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was chosen, by group of arguments, the moves that stay, those of the `rival`, and what memory would buy.
-    `note` says what else is to be known of it."""
+    """What was chosen, by group of arguments, the moves that stay, those of the `rival`, and what memory would buy."""
 
     groups: tuple[GroupWords, ...]
     moves: tuple[tuple[str, str], ...]
     rival: str
     avoided: tuple[tuple[str, str], ...]
     memory: str
-    note: str = ""
 
     def __str__(self) -> str:
         return terminal.print_plain(lambda out: show_explanation(out, self))
@@ -79,8 +77,7 @@ def show_explanation(out: Console, told: Explanation) -> None:
     for title, rows in parts:
         terminal.print_paragraph(out, title, style=terminal.NAME)
         terminal.print_facts(out, rows)
-    for said in filter(None, (told.memory, told.note)):
-        terminal.print_paragraph(out, said)
+    terminal.print_paragraph(out, told.memory)
 
 
 def explain_choice(
@@ -91,7 +88,6 @@ def explain_choice(
     speed: DeviceSpeed,
     rival: tuple[str, Assignment] | None = None,
     budgets: Sequence[tuple[int, Assignment]] = (),
-    note: str = "",
     state: Collection[int] = (),
 ) -> Explanation:
     """Says what was chosen and why; `arguments` are names with the numbers of their tensors.
@@ -119,7 +115,7 @@ def explain_choice(
         shown.append((named, words + next(filter(None, others), "")))
     avoided = () if rival is None else _list_avoided(problem, costs, names, rival[1], prices)
     memory = _say_memory(chosen, budgets)
-    return Explanation(groups, tuple(shown), rival[0] if rival else "", avoided, memory, note)
+    return Explanation(groups, tuple(shown), rival[0] if rival else "", avoided, memory)
 
 
 def describe_split(layout: Layout, batch: bool = False) -> str:
