@@ -34,8 +34,8 @@ def compare_layouts(seed: int, layouts: int, assumed: bool) -> None:
 
     import reshard.jax
     from reshard.jax.layout_choice.autoshard import ASSUMED
-    from reshard.synth.choice import DeviceSpeed
     from reshard.synth.choice.assess import assess_splits
+    from reshard.synth.choice.device_speed import DeviceSpeed
     from reshard.synth.choice.splits import list_splits
 
     def step(weights: Any, batch: Any) -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from reshard.errors import BudgetError
-from reshard.synth.choice import choose_splits
+from reshard.synth.choice.milp import choose_splits
 from tests.synth.choice_oracle import INFINITE, SPEED, Enumeration, TablePrices, random_problem
 
 

@@ -21,7 +21,7 @@ if __package__ in (None, ""):  # run as a file: the folder above is the project
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import reshard as rs
-from reshard.synth.choice import MovePrices
+from reshard.synth.choice.prices import MovePrices
 from reshard.types.mesh import SubAxis
 
 MESHES = (rs.Mesh(x=4, y=2), rs.Mesh(x=2, y=2, z=2), rs.Mesh(dcn=2, x=4, y=4))

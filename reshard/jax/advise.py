@@ -51,8 +51,11 @@ from reshard.jax.stablehlo_pass.user_shardings import (
     tag_sites,
 )
 from reshard.jax.xla_pass.fragments import print_module
-from reshard.synth.choice import Access, Assignment, DeviceSpeed, MovePrices, choose_splits
 from reshard.synth.choice.assess import HELD_PART
+from reshard.synth.choice.device_speed import DeviceSpeed
+from reshard.synth.choice.milp import choose_splits
+from reshard.synth.choice.prices import MovePrices
+from reshard.synth.choice.problem import Access, Assignment
 from reshard.synth.choice.splits import allow_splits
 from reshard.synth.network import Network
 from reshard.types.whole import whole

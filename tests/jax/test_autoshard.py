@@ -20,7 +20,7 @@ from reshard.jax.layout_choice import search
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
 from reshard.jax.layout_choice.trace_step import read_step_program
 from reshard.jax.program_report import devices_for, hush_compiler
-from reshard.synth.choice import assess_splits
+from reshard.synth.choice.assess import assess_splits
 from reshard.synth.choice.milp import SplitSearch
 
 NETWORK = "tpu-v5p"

@@ -13,7 +13,9 @@ import zlib
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from reshard.synth.choice import Access, DeviceSpeed, MovePrice, Node, Problem, Tensor
+from reshard.synth.choice.device_speed import DeviceSpeed
+from reshard.synth.choice.prices import MovePrice
+from reshard.synth.choice.problem import Access, Node, Problem, Tensor
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh

@@ -10,20 +10,14 @@ import pytest
 
 import reshard as rs
 from reshard.errors import BudgetError, PlanError
-from reshard.synth.choice import (
-    Access,
-    DeviceSpeed,
-    MovePrices,
-    Node,
-    Problem,
-    Tensor,
-    assess_splits,
-    flows,
-    list_placed_moves,
-)
+from reshard.synth.choice import flows
+from reshard.synth.choice.assess import assess_splits, list_placed_moves
+from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.flows import tabulate_problem
 from reshard.synth.choice.linear_program import LinearProgram, Solution
 from reshard.synth.choice.milp import choose_splits, smallest_budget
+from reshard.synth.choice.prices import MovePrices
+from reshard.synth.choice.problem import Access, Node, Problem, Tensor
 from reshard.synth.choice.splits import list_splits
 from tests.synth.choice_oracle import INFINITE, SPEED, Enumeration, TablePrices, random_problem
 

@@ -8,7 +8,8 @@ import random
 import pytest
 
 import reshard as rs
-from reshard.synth.choice import DeviceSpeed, MovePrices
+from reshard.synth.choice.device_speed import DeviceSpeed
+from reshard.synth.choice.prices import MovePrices
 from reshard.types.mesh import SubAxis
 
 MESHES = (rs.Mesh(x=4, y=2), rs.Mesh(x=2, y=2, z=2), rs.Mesh(dcn=2, x=4, y=4), rs.Mesh(x=3, y=2))

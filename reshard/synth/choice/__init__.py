@@ -15,23 +15,3 @@ For example, `h = x @ w; y = relu(h) @ v` on `<x=4, y=2>`: two products, each a 
 and what is summed), and a tensor `h` that the first writes and the second reads. Splitting the rows of both along x
 moves nothing; splitting the columns of the first and the sum of the second along y makes `y` a sum that is to finish.
 """
-
-from reshard.synth.choice.assess import PlacedMove as PlacedMove
-from reshard.synth.choice.assess import assess_splits as assess_splits
-from reshard.synth.choice.assess import list_placed_moves as list_placed_moves
-from reshard.synth.choice.device_speed import DeviceSpeed as DeviceSpeed
-from reshard.synth.choice.milp import SplitSearch as SplitSearch
-from reshard.synth.choice.milp import choose_splits as choose_splits
-from reshard.synth.choice.milp import smallest_budget as smallest_budget
-from reshard.synth.choice.prices import MovePrice as MovePrice
-from reshard.synth.choice.prices import MovePrices as MovePrices
-from reshard.synth.choice.problem import Access as Access
-from reshard.synth.choice.problem import Assignment as Assignment
-from reshard.synth.choice.problem import Node as Node
-from reshard.synth.choice.problem import Problem as Problem
-from reshard.synth.choice.problem import Split as Split
-from reshard.synth.choice.problem import Tensor as Tensor
-from reshard.synth.choice.problem import access_layout as access_layout
-from reshard.synth.choice.splits import list_splits as list_splits
-from reshard.synth.choice.trade_off import TradeOff as TradeOff
-from reshard.synth.choice.trade_off import solve_trade_off as solve_trade_off

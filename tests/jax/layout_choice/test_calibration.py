@@ -15,7 +15,7 @@ from reshard.jax.layout_choice import calibration
 from reshard.jax.request import platform_network
 from reshard.runtime.platform_network import Calibration, find_calibration, store_calibration
 from reshard.synth import Link, Network
-from reshard.synth.choice import DeviceSpeed
+from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.cost import predict_collective
 
 MEASURED = Calibration(Network.preset("shm-mpi"), DeviceSpeed.preset("cpu"))

@@ -14,7 +14,7 @@ import reshard as rs
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
-from reshard.synth.choice import DeviceSpeed
+from reshard.synth.choice.device_speed import DeviceSpeed
 
 AXES = {"dcn": 2, "x": 4}
 NETWORK = rs.Network.of({"x": rs.Link(1e-6, 1e11), "dcn": rs.Link(1e-5, 1e9)})
