@@ -103,7 +103,22 @@ def test_no_expert_is_better(choice):
 
     for each in compiled:
         faster = each.compiled.seconds < choice.seconds
-        assert not (faster and sum_by_model(each) < sum_by_model(choice.best))
+        moves_more = each.compiled.move_seconds > choice.best.compiled.move_seconds
+        assert not (faster and sum_by_model(each) < sum_by_model(choice.best) and not moves_more)
+
+
+@pytest.mark.parametrize(("work", "returned"), [(1.1, True), (1.3, False)])
+def test_who_moves_less_and_hardly_works_longer_is_returned(mesh, monkeypatch, work, returned):
+    """Of figures made up: all that is compiled after what was chosen moves for nine tenths of its time."""
+    made = [ExecutableFigures(100, 1, 1.0, 0.0, 0.0, 1, work_seconds=1.0)]
+
+    def measure(*_):
+        made.append(replace(made[0], received_bytes=90, move_seconds=0.9, work_seconds=work))
+        return made[len(made) - 2]
+
+    monkeypatch.setattr(search, "measure_executable", measure)
+    choice = reshard.jax.autoshard(descend, mesh, *SMALL, network=NETWORK, donate=0)
+    assert len(made) > 2 and (choice.best.name != "chosen") == returned
 
 
 def test_all_of_it_is_said(choice):

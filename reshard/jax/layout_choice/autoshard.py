@@ -56,6 +56,7 @@ COMPARE = ("none", "best", "all")
 _FIGURES = ("received", "peak", "moves", "work", "total")
 _LESS = 0.95  # Who receives or holds less than this part of what is returned is told of.
 _MOVED_AS = {"bfloat16": "float32", "float8_e4m3fn": "float16", "float8_e5m2": "float16"}  # by XLA on CPU
+_GUESSED = 1.05  # Work that is so much less may be no less.
 _CLOSE = 0.99  # A choice may be as far from the best by itself; nearer ones are as fast.
 ASSUMED = Network.uniform(1e-6, 1e10)
 """The network of devices whose links nobody measured, named or knows."""
@@ -392,8 +393,8 @@ def choose_layouts(
 
 
 def _pick_best(search: LayoutSearch, fitting: Sequence[tuple[TriedLayouts, ExecutableFigures]]) -> TriedLayouts:
-    """What was chosen, or the fastest of those that are faster by both counts of work: that of the compiled module, and
-    the model's.
+    """What was chosen, or the fastest of those that are faster by both counts of work, that of the compiled module and
+    the model's, or that move less and take hardly longer: moves are known, and work is guessed.
 
     What a module shows of work differs by what the compiler fused: of two programs with equal work, 1.46 ms and 1.87
     were read on a TPU. And the model's count is of the best that a compiler could make of an expert's shardings.
@@ -404,10 +405,16 @@ def _pick_best(search: LayoutSearch, fitting: Sequence[tuple[TriedLayouts, Execu
         work = 0.0 if each.planned is None else each.planned.seconds - each.planned.move_seconds
         return figures.seconds, figures.move_seconds + work
 
-    chosen = sum_both(*fitting[0])
-    if fitting[0][0].name == CHOSEN:
-        faster = [pair for pair in fitting if all(a < _CLOSE * b for a, b in zip(sum_both(*pair), chosen, strict=True))]
-        fitting = faster or fitting[:1]
+    (first, ours), chosen = fitting[0], sum_both(*fitting[0])
+
+    def is_better(each: TriedLayouts, figures: ExecutableFigures) -> bool:
+        less = figures.move_seconds < _CLOSE * ours.move_seconds
+        less = less and figures.received_bytes < 1.001 * ours.received_bytes
+        faster = all(a < _CLOSE * b for a, b in zip(sum_both(each, figures), chosen, strict=True))
+        return faster or (less and figures.seconds < _GUESSED * ours.seconds)
+
+    if first.name == CHOSEN:
+        fitting = [pair for pair in fitting if is_better(*pair)] or fitting[:1]
     return min(fitting, key=lambda pair: pair[1].seconds)[0]
 
 

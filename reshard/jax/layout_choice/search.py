@@ -194,6 +194,13 @@ class LayoutSearch:
             tried.append(row)
         ranked = sorted(tried, key=lambda each: float("inf") if each.planned is None else each.planned.seconds)
         wanted = {each.name for each in (ranked if every else ranked[:1])} | {OWN}
+        if chosen.planned is not None:
+            # Who moves as little by the model may move less as compiled: first of all who splits least, as XLA joins
+            # the sums of gradients that all devices need whole, and nothing else.
+            most = 1.001 * chosen.planned.move_seconds
+            light = [each for each in ranked if each.planned is not None and each.planned.move_seconds <= most]
+            light.sort(key=lambda each: sum(axes is not None for spec in each.in_specs for axes in spec or ()))
+            wanted |= {each.name for each in light[:1]}
         for at, each in enumerate(tried):
             if each.name not in wanted or each.module is None:
                 continue
