@@ -123,3 +123,15 @@ def test_work_takes_the_slower_of_arithmetic_and_memory() -> None:
     assert math.isclose(speed.work_seconds(1.0, 4e12, "f32"), 2.0 + 1e-6)
     with pytest.raises(rs.errors.NetworkError):
         DeviceSpeed("lab", {"f32": 0}, 1)
+
+
+def test_strided_devices_need_no_room_to_pack_along_one_dim() -> None:
+    mesh = rs.Mesh(x=4, y=2)
+    prices = [MovePrices(mesh, "tpu-v5p", strided=strided) for strided in (False, True)]
+    whole, one, two = (
+        rs.Layout.parse(text, mesh) for text in ("f32[64, 64] + sum{x,y}", "f32[64, {x}{y}8]", "f32[{y}32, {x}16]")
+    )
+    for target, packed in ((one, 0), (two, 1)):
+        for ends in ((whole, target), (target, rs.Layout.parse("f32[64, 64]", mesh))):
+            ours, strided = (each.price(*ends).peak_bytes for each in prices)
+            assert ours - strided == (1 - packed) * whole.tile_bytes

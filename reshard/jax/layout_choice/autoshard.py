@@ -371,7 +371,8 @@ def choose_layouts(
     with measure_time(spent, "graph"):
         graph = build_graph(step, rules, ours, kept.arguments, kept.results)
     # Devices are numbered by their place in the mesh, as in the compiled program: their ids say nothing here.
-    prices = MovePrices(ours, wires, _MOVED_AS if step.platform == "cpu" else None)
+    moved_as = _MOVED_AS if step.platform == "cpu" else None
+    prices = MovePrices(ours, wires, moved_as, strided=step.platform == "tpu")
     search = LayoutSearch(
         step, mesh, ours, rules, graph, kept, prices, wires.links(ours), speed, options.budget, time_limit, spent
     )

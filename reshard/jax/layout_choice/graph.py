@@ -29,7 +29,6 @@ from reshard.jax.layout_choice.trace_step import TracedStep, read_given_spec
 from reshard.jax.stablehlo_pass.shardy import read_meshes
 from reshard.jax.stablehlo_pass.user_shardings import read_frames
 from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, Tensor, access_layout
-from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -182,16 +181,12 @@ class _GraphBuilder:
                 free.update(op.results)
             elif at in rules and all(flow.values[result].shape for result in op.results) and op.operands:
                 inputs = all(value in free or not flow.values[value].shape for value in op.operands)
-                size = sum(self._count_bytes(result) for result in op.results)
+                size = sum(self.flow.values[result].nbytes for result in op.results)
                 cheap = op.name.startswith(("stablehlo", "chlo")) and op.name not in HEAVY
                 # Larger ones that are made of few bits, as random masks are, cost more than their slices.
                 if inputs and cheap and (op.name == "stablehlo.broadcast_in_dim" or size <= SMALL_BYTES):
                     free.update(op.results)
         return frozenset(free)
-
-    def _count_bytes(self, value: int) -> int:
-        each = self.flow.values[value]
-        return dtypes.nbytes(each.elements, each.dtype)
 
     def _is_tensor(self, value: int) -> bool:
         return value not in self.free and bool(self.flow.values[value].shape)
@@ -206,7 +201,7 @@ class _GraphBuilder:
         shape = self.flow.values[value].shape
         axes = [size for size in self.mesh.axes.values() if size > 1]
         splittable = frozenset(at for at, size in enumerate(shape) if any(size % axis == 0 for axis in axes))
-        self.drafts.append(_NodeDraft(name, shape, splittable, times=times, held=self._count_bytes(value)))
+        self.drafts.append(_NodeDraft(name, shape, splittable, times=times, held=self.flow.values[value].nbytes))
         return len(self.drafts) - 1
 
     def _dims_view(self, node: int, value: int, sums: tuple[int, ...] = ()) -> tuple[int, Access]:
@@ -426,7 +421,7 @@ class _GraphBuilder:
                     partial.add(result)
                 self._write(view, self.order.starts[at], op.times)
                 if result in self.stored:
-                    draft.touched[tuple(itertools.chain(*view[1].dims))] += self._count_bytes(result)
+                    draft.touched[tuple(itertools.chain(*view[1].dims))] += self.flow.values[result].nbytes
 
     def _read_scalars(self) -> None:
         """One node that reads every scalar that is a partial sum, and is whole for those who need it whole."""

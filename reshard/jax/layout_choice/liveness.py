@@ -9,6 +9,12 @@ broadcast, which each repeats. Reshapes and transposes are another reading of wh
     c = exp(b)
     d = a + 1
 
+Compilers for TPUs fuse more: into products what they read, and into several kernels whatever is made of one large value
+alone; what is made of several, and needed at several moments, is stored, as far on as one value leads to the next.
+
+    h = x @ w      stored                                        the only large value that the next two are made of
+    g = gelu(h)    in no memory: both products below make it     g @ v, and later d * gelu'(h)
+
 That is a guess before anything is compiled. A compiled program says what was done with it, at least in these layouts:
 in which order operations run, which were fused or are done twice, and what is held twice.
 """
@@ -23,6 +29,7 @@ from dataclasses import dataclass
 from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
 from reshard.doctor.live_bytes import LiveRanges
 from reshard.hlo import Array, Computation, Instruction, Module
+from reshard.jax.layout_choice.clusters import PRODUCTS
 from reshard.jax.layout_choice.step_flow import CASE, IF, RETURN, WHILE, StepFlow, name_operations
 from reshard.jax.layout_choice.step_layouts import StepLayouts
 
@@ -60,16 +67,66 @@ class RunOrder:
 
 
 def order_as_written(flow: StepFlow) -> RunOrder:
-    """The operations in the order of the program, and what a compiler would fuse."""
-    stored, numbers = find_stored(flow), {at: at for at in flow.ops}
-    ends = {at: op.last for at, op in flow.ops.items()}
-    needs = _place_needs(flow, stored, {at: [at] for at in flow.ops})
-    return RunOrder(stored, numbers, needs, ends, 1 + max(ends.values()))
+    """The operations in the order of the program, but for updates of states, and what a compiler would fuse."""
+    stored = find_stored(flow)
+    starts = {at: n for n, at in enumerate(_sort_operations(flow, stored))}
+    ends = {at: max(starts.get(each, 0) for each in range(at, op.last + 1)) for at, op in flow.ops.items()}
+    needs = _place_needs(flow, stored, {at: [n] for at, n in starts.items()})
+    return RunOrder(stored, starts, needs, ends, len(starts))
+
+
+def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
+    """The operations in the order of the program, but what updates a state as soon as it can, if that frees memory.
+
+    A program has all gradients first, and then all updates. Compilers take each gradient up as soon as it is there.
+    """
+    # For each update, elementwise as it is, the operation after which it can run.
+    ready: dict[int, int] = {}
+    for at, op in sorted(flow.ops.items(), reverse=True):
+        readers = {reader for value in op.results for reader, _ in flow.readers[value]}
+        last = all(each in ready or flow.ops[each].name in RETURN for each in readers)
+        if last and op.inside < 0 and op.operands and op.name in _FUSED | _RELAID:
+            ready[at] = -1
+    updates: dict[int, list[int]] = {}
+    for at in sorted(ready):
+        makers = {flow.values[operand].maker for operand in flow.ops[at].operands}
+        ready[at] = max(ready.get(each, each if each >= 0 and flow.ops[each].operands else -1) for each in makers)
+        updates.setdefault(ready[at], []).append(at)
+    for after, group in list(updates.items()):
+        taken = {value for at in group for value in flow.ops[at].operands if value in stored}
+        freed = sum(
+            flow.values[value].nbytes
+            for value in taken
+            if (flow.values[value].maker >= 0 or value in flow.donated)
+            and all(ready.get(reader, after + 1) <= after for reader, _ in flow.readers[value])
+        )
+        made = {value for at in group for value in flow.ops[at].results if value in stored}
+        if freed < sum(flow.values[value].nbytes for value in made):
+            del updates[after]
+    order: dict[int, None] = {}
+
+    def run(at: int) -> None:
+        op = flow.ops[at]
+        makers = [flow.values[operand].maker for operand in op.operands]
+        # First the constants that are written where they are needed first, and what it needs of other updates; then it
+        # with all that is inside; then the updates that waited for it.
+        for each in (*makers, None, *range(at + 1, op.last + 1), *updates.get(at, ())):
+            if each is None:
+                order[at] = None
+            elif each in flow.ops and each not in order:
+                run(each)
+
+    for at in sorted(flow.ops):
+        if at not in order:
+            run(at)
+    return list(order)
 
 
 def find_stored(flow: StepFlow) -> frozenset[int]:
     """The values that lie in memory of their own."""
-    stored = set[int]()
+    on_tpu, stored = flow.platform == "tpu", set[int]()
+    fusing = _FUSING | PRODUCTS if on_tpu else _FUSING
+    sources, moments = _find_sources(flow)
     # For a value that is not stored, the stored ones that it is fused into; -1 is an operation that fuses nothing.
     ends: dict[int, frozenset[int]] = {}
     # From the last on: what a value is fused into is known before it.
@@ -78,18 +135,67 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
         name = flow.ops[maker].name if maker >= 0 else ""
         fused = set[int]()
         for reader, _ in flow.readers[value]:
-            for made in flow.ops[reader].results if flow.ops[reader].name in _FUSING else ():
+            for made in flow.ops[reader].results if flow.ops[reader].name in fusing else ():
                 fused |= {made} if made in stored else ends[made]
-            if flow.ops[reader].name not in _FUSING:
+            if flow.ops[reader].name not in fusing:
                 fused.add(-1)
         ends[value] = frozenset(fused)
+        # Each product is a kernel of its own; what else can run at the same moment is one.
+        makers = [flow.values[end].maker for end in fused if end >= 0]
+        several = len({(moments[at], at >= 0 and flow.ops[at].name in PRODUCTS and at) for at in makers}) > 1
         if name in _RELAID:  # What it is made of is stored for those who read it, but for what leaves a region.
             leaves = any(flow.ops[reader].name in RETURN for reader, _ in flow.readers[value])
+        elif -1 in fused or name not in _FUSED:
+            leaves = True
+        elif on_tpu:
+            leaves = several and len(sources[value]) > 1
         else:
-            leaves = -1 in fused or name not in _FUSED or (len(fused) > 1 and name not in _REPEATED)
+            leaves = len(fused) > 1 and name not in _REPEATED
+        if on_tpu and leaves and maker >= 0 and -1 not in fused and (several or name in PRODUCTS):
+            last = _find_last_alone(flow, value, stored)
+            if last != value:
+                stored.add(last)
+                ends[value] = frozenset([last])
+                leaves = name not in _FUSED
         if leaves:
             stored.add(value)
     return frozenset(stored)
+
+
+def _find_sources(flow: StepFlow) -> tuple[dict[int, frozenset[int]], dict[int, int]]:
+    """From which large values each is made elementwise, and after how many others, one after the other, each operation
+    can run at the earliest that is not elementwise."""
+    sources: dict[int, frozenset[int]] = {}
+    made_of: dict[int, frozenset[int]] = {}
+    moments, made_at = {-1: 0}, dict[int, int]()
+    for at, op in sorted(flow.ops.items()):
+        moments[at] = max((made_at.get(operand, 0) for operand in op.operands), default=0)
+        elementwise = op.name in _FUSED | _RELAID
+        for result in op.results:
+            large = [each for each in op.operands if 8 * flow.values[each].nbytes >= flow.values[result].nbytes]
+            found = {x for each in large if elementwise for x in made_of.get(each, (each,))}
+            sources[result] = frozenset(found)
+            alone = elementwise and (len(found) < 2 or len(flow.readers[result]) < 2)
+            made_of[result] = sources[result] if alone else frozenset([result])
+            made_at[result] = moments[at] + (not elementwise)
+    return sources, moments
+
+
+def _find_last_alone(flow: StepFlow, value: int, stored: set[int]) -> int:
+    """The last of the elementwise operations that follow a value one after the other, each the only reader of the one
+    before and not larger; the value, if they end in one that is stored."""
+    last = value
+    while len(flow.readers[last]) == 1:
+        ((reader, _),) = flow.readers[last]
+        if flow.ops[reader].name not in _FUSED | _RELAID:
+            break
+        (made,) = flow.ops[reader].results
+        if made in stored:
+            return value
+        if flow.values[made].nbytes > flow.values[last].nbytes:
+            break
+        last = made
+    return last
 
 
 def _place_needs(

@@ -35,6 +35,10 @@ class FlowValue:
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def nbytes(self) -> int:
+        return dtypes.nbytes(self.elements, self.dtype)
+
 
 @dataclass(frozen=True)
 class FlowOp:
@@ -77,6 +81,9 @@ class StepFlow:
     returned: tuple[int, ...]
     readers: tuple[tuple[tuple[int, int], ...], ...]
     """For each value, the operations that read it and the number of the operand; returns are among them."""
+    donated: frozenset[int]
+    """The arguments whose memory is the step's."""
+    platform: str
 
 
 def name_operations(names: str) -> frozenset[str]:
@@ -143,8 +150,9 @@ def read_flow(step: TracedStep) -> StepFlow:
         for place, operand in enumerate(ops[at].operands):
             readers[operand].append((at, place))
     return StepFlow(
-        tuple(values), ops, tuple(loops), tuple(branches), arguments, returned, tuple(tuple(each) for each in readers)
-    )
+        tuple(values), ops, tuple(loops), tuple(branches), arguments, returned,
+        tuple(tuple(each) for each in readers), frozenset(arguments[at] for at in step.donated), step.platform,
+    )  # fmt: skip
 
 
 def count_trips(loop: Operation) -> int | None:

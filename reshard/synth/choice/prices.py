@@ -61,7 +61,8 @@ class MovePrice:
 
 class MovePrices:
     """The prices of moves between layouts on a mesh, whose axes have the links of a network. `moved_as` has the dtypes
-    that a compiler moves as wider ones.
+    that a compiler moves as wider ones; `strided` says that devices gather and scatter along any one dim without a buffer
+    to pack it, as TPUs do.
 
     >>> mesh = Mesh(x=4, y=2)
     >>> prices = MovePrices(mesh, "h100")
@@ -71,8 +72,10 @@ class MovePrices:
     (1572864, True)
     """
 
-    def __init__(self, mesh: Mesh, network: Network | str, moved_as: Mapping[str, str] | None = None) -> None:
-        self.mesh, self._moved_as = mesh, moved_as or {}
+    def __init__(
+        self, mesh: Mesh, network: Network | str, moved_as: Mapping[str, str] | None = None, *, strided: bool = False
+    ) -> None:
+        self.mesh, self._moved_as, self._strided = mesh, moved_as or {}, strided
         self._options = PlanOptions.read(network=network)
         if self._options.network is None:
             raise PlanError(
@@ -181,6 +184,15 @@ class MovePrices:
         """The plan that the price of a move is of."""
         return find_plan(source, target, self._options)
 
+    def _count_peak(self, plan: Plan) -> int:
+        """The bytes that a plan holds at most where it may gather and scatter without packing."""
+        most = 0
+        for step in plan.steps:
+            ends = zip(step.operand.dims, step.result.dims, strict=True)
+            packs = step.kind not in ("all_gather", "reduce_scatter") or sum(a != b for a, b in ends) > 1
+            most = max(most, step.live_bytes - (0 if packs or not self._strided else step.cost.scratch))
+        return most or plan.peak_bytes
+
     def _price_form(self, source: Layout, target: Layout) -> MovePrice:
         elements, bits = math.prod(source.shape), dtypes.bits(source.dtype)
         nbytes = elements * bits // 8
@@ -194,9 +206,9 @@ class MovePrices:
                 dims = _list_form_dims(refinement, self.mesh.size)
                 price = self._find_form(*named, dims, nbytes).price(dims, nbytes)
                 if price is not None:
-                    return MovePrice(*price, lambda: self.plan(source, target).peak_bytes)
+                    return MovePrice(*price, lambda: self._count_peak(self.plan(source, target)))
         plan = self.plan(source, target)
-        return MovePrice(plan.seconds or 0.0, plan.received_bytes, plan.peak_bytes)
+        return MovePrice(plan.seconds or 0.0, plan.received_bytes, self._count_peak(plan))
 
     def _find_form(self, source: Layout, target: Layout, dims: Sequence[_FormDim], nbytes: int) -> _Form:
         """The form of a move, studied now if it is new; only the operations of sums tell dtypes apart."""

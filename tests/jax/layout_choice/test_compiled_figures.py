@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
+from reshard.jax.program_report import devices_for
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.synth.choice.device_speed import DeviceSpeed
@@ -82,3 +83,19 @@ def test_each_kernel_takes_as_long_as_its_products_or_its_memory(mesh):
     figures = measure(lambda a, b: (a @ a, b + 1.0, jnp.cos(b)), *given)
     assert figures.flops == 2 * n**3
     assert math.isclose(figures.seconds, (2 * n**3 + 2 * 2 * 4 * n**2) / 1e6)
+
+
+@pytest.mark.slow
+def test_the_memory_on_a_tpus_chip_is_not_counted():
+    """All pairs of rows, 4 MiB, lie there: main memory holds the rows and what leaves."""
+    device = devices_for(8, "tpu", "v5p:2x2x2")[0]
+    given = jax.ShapeDtypeStruct((1024, 8), jnp.float32, sharding=SingleDeviceSharding(device))
+
+    def f(x):
+        apart = jnp.sqrt(jnp.square(x[:, None] - x).sum(-1))
+        return (apart / apart.max(0)).sum(1)
+
+    compiled = jax.jit(f).lower(given).compile().runtime_executable()
+    whole = compiled.get_compiled_memory_stats().peak_memory_in_bytes
+    peak = measure_executable(compiled, rs.Mesh(x=1), NETWORK.links(rs.Mesh(x=1)), SPEED).peak_bytes
+    assert peak < 2**22 < whole

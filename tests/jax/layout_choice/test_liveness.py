@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import reshard.jax
 from reshard import hlo
 from reshard.jax.layout_choice.graph import build_graph
-from reshard.jax.layout_choice.liveness import RunOrder, order_as_compiled
+from reshard.jax.layout_choice.liveness import RunOrder, order_as_compiled, order_as_written
 from reshard.jax.layout_choice.step_flow import StepFlow, read_flow
 from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
 from reshard.jax.layout_choice.trace_step import read_step_program
@@ -127,3 +127,45 @@ def test_the_peak_is_the_compilers_once_it_was_asked(mesh: JaxMesh) -> None:
     assert learned.seconds == pytest.approx(planned.seconds)
     assert choice.in_shardings[0].spec != P()
     assert abs(learned.peak_bytes / choice.peak_bytes - 1) < 0.1 < abs(planned.peak_bytes / choice.peak_bytes - 1)
+
+
+# Two layers, the gradient of the first weight by what the second makes, and updates last, as programs have them.
+LAYERS = """func.func @main(%w: tensor<8x8xbf16> {tf.aliasing_output = 0 : i32}, %x: tensor<8x8xbf16>)
+    -> (tensor<8x8xbf16>, tensor<8x8xbf16>) {
+  %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+      : (tensor<8x8xbf16>, tensor<8x8xbf16>) -> tensor<8x8xbf16>
+  %n = stablehlo.tanh %h : tensor<8x8xbf16>
+  %t = stablehlo.multiply %h, %n : tensor<8x8xbf16>
+  %y = stablehlo.dot_general %t, %x, contracting_dims = [1] x [0]
+      : (tensor<8x8xbf16>, tensor<8x8xbf16>) -> tensor<8x8xbf16>
+  %m = stablehlo.multiply %y, %t : tensor<8x8xbf16>
+  %g = stablehlo.dot_general %x, %m, contracting_dims = [0] x [0]
+      : (tensor<8x8xbf16>, tensor<8x8xbf16>) -> tensor<8x8xbf16>
+  %z = stablehlo.dot_general %m, %x, contracting_dims = [1] x [0]
+      : (tensor<8x8xbf16>, tensor<8x8xbf16>) -> tensor<8x8xbf16>
+  %u = stablehlo.subtract %w, %g : tensor<8x8xbf16>
+  return %u, %z : tensor<8x8xbf16>, tensor<8x8xbf16>
+}"""
+
+
+@pytest.mark.parametrize(("platform", "stored"), [("tpu", "hygzmu"), ("cpu", "htygzmu")])
+def test_tpus_make_again_what_one_value_is_enough_for_and_store_what_two_products_read(
+    platform: str, stored: str
+) -> None:
+    flow = read_flow(read_step_program(LAYERS, platform=platform))
+    order = order_as_written(flow)
+    names = {flow.ops[at].results[0]: name for at, name in enumerate("hntymgzu")}
+    assert {names[value] for value in order.stored - set(flow.arguments)} == set(stored)
+    if platform == "tpu":  # The gradient's product makes the tanh again, so that what it is made of is needed.
+        assert order.needs[1, 0] == order.starts[4]
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_an_update_that_frees_memory_runs_as_soon_as_it_can(frees: bool) -> None:
+    text = LAYERS
+    if not frees:  # The weights are not the step's to write over, and the gradient is returned.
+        text = text.replace(" {tf.aliasing_output = 0 : i32}", "").replace("return %u, %z", "return %u, %g")
+    order = order_as_written(read_flow(read_step_program(text)))
+    gradient, other, update = 5, 6, 7
+    assert order.starts[gradient] < order.starts[update]
+    assert (order.starts[update] < order.starts[other]) is frees
