@@ -61,8 +61,8 @@ class MovePrice:
 
 class MovePrices:
     """The prices of moves between layouts on a mesh, whose axes have the links of a network. `moved_as` has the dtypes
-    that a compiler moves as wider ones; `strided` says that devices gather and scatter along any one dim without a buffer
-    to pack it, as TPUs do.
+    that a compiler moves as wider ones; `strided` says that devices gather and scatter along any one dim without
+    packing it, as TPUs do.
 
     >>> mesh = Mesh(x=4, y=2)
     >>> prices = MovePrices(mesh, "h100")
