@@ -15,7 +15,7 @@ from reshard.synth.choice.assess import assess_splits, list_placed_moves
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.flows import tabulate_problem
 from reshard.synth.choice.linear_program import LinearProgram, Solution
-from reshard.synth.choice.milp import choose_splits, smallest_budget
+from reshard.synth.choice.milp import SplitSearch, choose_splits
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Access, Node, Problem, Tensor
 from reshard.synth.choice.splits import list_splits
@@ -53,7 +53,7 @@ def test_every_figure_and_the_best_choice_are_those_of_enumeration(seed):
         assert chosen.seconds == pytest.approx(best, abs=1e-6)
         assert chosen.bound_seconds == pytest.approx(best, abs=1e-3)
         assert budget is None or chosen.peak_bytes <= budget
-    assert smallest_budget(problem, prices, SPEED, gap=0.0).peak_bytes == peaks[0]
+    assert SplitSearch(problem, prices, SPEED, gap=0.0).find_smallest().peak_bytes == peaks[0]
     with pytest.raises(BudgetError) as refused:
         choose_splits(problem, prices, SPEED, peaks[0] - 1 + 7, extra_bytes=7, gap=0.0)
     assert refused.value.smallest == peaks[0] + 7

@@ -68,13 +68,6 @@ def choose_splits(
     return SplitSearch(problem, prices, speed, time_limit, gap).choose(budget, extra_bytes)
 
 
-def smallest_budget(
-    problem: Problem, prices: MovePrices, speed: DeviceSpeed, time_limit: float = 60.0, gap: float = 1e-2
-) -> Assignment:
-    """The assignment that holds the fewest bytes at its peak, within a relative `gap`, however long it takes."""
-    return SplitSearch(problem, prices, speed, time_limit, gap).find_smallest()
-
-
 class SplitSearch:
     """Looks for choices for one problem by bounds and programs; what is found for one budget is known to the next.
 
