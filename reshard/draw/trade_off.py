@@ -33,15 +33,20 @@ from reshard.types.units import bytes_text, seconds_text
 
 _LEFT, _TOP, _WIDE, _HIGH, _EDGE = 70.0, 26.0, 460.0, 230.0, 24.0
 _DOT = 4.0
+_GAP = 0.01  # A choice that may be so much slower than the best is called the best.
 _HIGHEST = 1.6  # What takes longer than this times the slowest choice is named at the upper edge.
 
 
 def draw_trade_off(
-    choices: Sequence[tuple[int, float]], others: Mapping[str, tuple[int, float]], budget: int | None = None
+    choices: Sequence[tuple[int, float]],
+    others: Mapping[str, tuple[int, float]],
+    budget: int | None = None,
+    gap: float = 0.0,
 ) -> Scene:
     """A stair of the choices, each its bytes and seconds, a dot for each of the others, and a line at the budget.
 
-    Title and caption are there already, since no page of a plan surrounds it.
+    Title and caption are there already, since no page of a plan surrounds it; the caption says by how much a choice may
+    exceed the best one, the `gap`.
     """
     best: list[tuple[int, float]] = []
     for size, seconds in sorted(choices):
@@ -116,7 +121,11 @@ def draw_trade_off(
         marks.append(Words(start, level, text, anchor="start"))
     said = "; ".join(_say_point(*point) for point in best)
     compared = "".join(f"; {name}: {_say_point(size, seconds)}" for name, (size, seconds) in others.items())
-    caption = "The stair is the best choice that fits; nothing fits on the hatched side. Dots are others, by the model."
+    found = "the best choice" + (" found" if gap > _GAP else "")
+    found += f", at most {gap:.0%} slower than any" if _GAP < gap < math.inf else ""
+    caption = (
+        f"The stair is {found} that fits; nothing is known to fit on the hatched side. Dots are others, by the model."
+    )
     scene = Scene(
         right + _EDGE, bottom + 28 + LINE, tuple(marks), "time of a step against memory", caption, said + compared
     )

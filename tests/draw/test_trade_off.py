@@ -67,6 +67,7 @@ def test_the_svg_says_in_words_what_it_shows_and_follows_the_page():
     assert "prefers-color-scheme:dark" in svg and "budget 20.0 GiB" in svg
     assert not re.search(r"\bnan\b|\binf\b", svg)
     assert "budget" not in paint_svg(draw_trade_off(*scene_arguments()[:2]))
+    assert "25% slower" not in svg and "25% slower" in paint_svg(draw_trade_off(*scene_arguments(), gap=0.25))
 
 
 def test_one_choice_alone_is_drawn_as_well():

@@ -32,7 +32,7 @@ class TradeOff:
         # A choice may need less than the budget that it was made for: its own peak is where the stair steps.
         chosen = [(each.peak_bytes, each.seconds) for _, each in self.points]
         others = {name: (other.peak_bytes, other.seconds) for name, other in self.others.items()}
-        scene = draw_trade_off(chosen, others, self.budget)
+        scene = draw_trade_off(chosen, others, self.budget, max((each.gap for _, each in self.points), default=0.0))
         return paint_svg(scene, STANDALONE)
 
     def _repr_html_(self) -> str:
