@@ -135,3 +135,15 @@ def test_strided_devices_need_no_room_to_pack_along_one_dim() -> None:
         for ends in ((whole, target), (target, rs.Layout.parse("f32[64, 64]", mesh))):
             ours, strided = (each.price(*ends).peak_bytes for each in prices)
             assert ours - strided == (1 - packed) * whole.tile_bytes
+
+
+def test_what_receives_nothing_is_a_copy():
+    mesh = rs.Mesh(x=4, y=2)
+    whole, rows, columns = (rs.Layout.parse(text, mesh) for text in ("f32[64, 8]", "f32[{x}16, 8]", "f32[64, {y}4]"))
+    prices = MovePrices(mesh, "h100", copy_rate=1e3)
+    # A quarter is read and written; what moves is timed by its plan.
+    assert prices.price(whole, rows).seconds == pytest.approx(2 * 16 * 8 * 4 / 1e3)
+    assert prices.price(rows, columns).seconds == rs.plan(rows, columns, network="h100").seconds
+    assert prices.price(rows, rows).seconds == 0
+    estimates = prices.estimate_seconds([whole, rows], [rows, columns])
+    assert estimates[0].tolist() == [prices.price(whole, each).seconds for each in (rows, columns)]

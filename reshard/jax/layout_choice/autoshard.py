@@ -372,7 +372,7 @@ def choose_layouts(
         graph = build_graph(step, rules, ours, kept.arguments, kept.results)
     # Devices are numbered by their place in the mesh, as in the compiled program: their ids say nothing here.
     moved_as = _MOVED_AS if step.platform == "cpu" else None
-    prices = MovePrices(ours, wires, moved_as, strided=step.platform == "tpu")
+    prices = MovePrices(ours, wires, moved_as, strided=step.platform == "tpu", copy_rate=speed.memory_bytes_per_second)
     search = LayoutSearch(
         step, mesh, ours, rules, graph, kept, prices, wires.links(ours), speed, options.budget, time_limit, spent
     )

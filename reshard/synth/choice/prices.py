@@ -62,7 +62,8 @@ class MovePrice:
 class MovePrices:
     """The prices of moves between layouts on a mesh, whose axes have the links of a network. `moved_as` has the dtypes
     that a compiler moves as wider ones; `strided` says that devices gather and scatter along any one dim without
-    packing it, as TPUs do.
+    packing it, as TPUs do. What receives nothing is a copy of the target's tile, with so many bytes read and written
+    in a second.
 
     >>> mesh = Mesh(x=4, y=2)
     >>> prices = MovePrices(mesh, "h100")
@@ -73,9 +74,15 @@ class MovePrices:
     """
 
     def __init__(
-        self, mesh: Mesh, network: Network | str, moved_as: Mapping[str, str] | None = None, *, strided: bool = False
+        self,
+        mesh: Mesh,
+        network: Network | str,
+        moved_as: Mapping[str, str] | None = None,
+        *,
+        strided: bool = False,
+        copy_rate: float = math.inf,
     ) -> None:
-        self.mesh, self._moved_as, self._strided = mesh, moved_as or {}, strided
+        self.mesh, self._moved_as, self._strided, self._copy_rate = mesh, moved_as or {}, strided, copy_rate
         self._options = PlanOptions.read(network=network)
         if self._options.network is None:
             raise PlanError(
@@ -99,8 +106,14 @@ class MovePrices:
         """The price of one move; of none, if source and target are equal, its memory alone."""
         known = self._prices.get((source, target))
         if known is None:
-            known = self._prices[source, target] = self._price_form(*self._widen(source, target))
+            known = self._price_form(*self._widen(source, target))
+            if source != target and not known.received_bytes:
+                known = replace(known, seconds=known.seconds + self._time_copy(target))
+            self._prices[source, target] = known
         return known
+
+    def _time_copy(self, target: Layout) -> float:
+        return 2 * target.tile_bytes / self._copy_rate
 
     def price_pairs(self, pairs: Iterable[tuple[Layout, Layout]]) -> list[MovePrice]:
         """The price of each move, in their order."""
@@ -177,8 +190,10 @@ class MovePrices:
                     self._class_forms[alike] = self._find_form(*named, dims, nbytes), dims
                 self._class_forms[key] = self._class_forms[alike]
         known = self._class_forms[key]
-        price = known and known[0].price(known[1], nbytes)
-        return price[0] if price else self.price(source, target).seconds
+        price = None if known is None else known[0].price(known[1], nbytes)
+        if price is None:
+            return self.price(source, target).seconds
+        return price[0] if price[1] else price[0] + self._time_copy(target)
 
     def plan(self, source: Layout, target: Layout) -> Plan:
         """The plan that the price of a move is of."""
