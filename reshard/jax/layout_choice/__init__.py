@@ -4,12 +4,11 @@
     trace_step    the program as one StableHLO function, and what its arguments and results are called
     op_rules      which dims of an operation's operands and results go together
     localize      one operation on the tiles of one device
-    step_flow     the program as plain data: values, loops, how often what runs
+    step_flow     the program as plain data: values, loops, how often what runs, and the layouts of all that
     clusters      which operations are split alike
     liveness      which values lie in memory, and until when: as a step is written, or as a compiler ran it
     op_work       the operations and bytes that an operation takes
     graph         the program as a `Problem` of `synth.choice`, and an `Assignment` as the layouts of its operations
-    step_layouts  the layouts of all operations, as the choice hands them over
     emit          those layouts as one program on tiles, with the collectives of plans between them
     wrap_module   an emitted program as a function of JAX, with the trees, the shardings and the donation of the step
     fixed_specs   what the caller fixes, by paths of arguments and results

@@ -24,7 +24,7 @@ from typing import Any
 from reshard.errors import MeshError, ProgramError, quoted
 from reshard.jax.layout_choice.localize import localize_op, localize_source
 from reshard.jax.layout_choice.op_rules import is_source
-from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
+from reshard.jax.layout_choice.step_flow import OpLayouts, StepLayouts
 from reshard.jax.layout_choice.trace_step import TracedStep
 from reshard.jax.stablehlo_pass.shardy import CONSTRAINT, MANUAL, SHARDING, read_dtype, read_meshes, sdy
 from reshard.lower.to_stablehlo import (

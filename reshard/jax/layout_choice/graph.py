@@ -23,8 +23,7 @@ from reshard.jax.layout_choice.clusters import HEAVY, Cluster, find_accumulators
 from reshard.jax.layout_choice.liveness import RunOrder, find_stored, order_as_written
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, is_zero
 from reshard.jax.layout_choice.op_work import count_flops, count_read_bytes
-from reshard.jax.layout_choice.step_flow import Branches, FlowOp, Loop, StepFlow, read_flow
-from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
+from reshard.jax.layout_choice.step_flow import Branches, FlowOp, Loop, OpLayouts, StepFlow, StepLayouts, read_flow
 from reshard.jax.layout_choice.trace_step import TracedStep, read_given_spec
 from reshard.jax.stablehlo_pass.shardy import read_meshes
 from reshard.jax.stablehlo_pass.user_shardings import read_frames
@@ -46,7 +45,8 @@ class StepGraph:
     """What is chosen among for a step: the problem, and where its tensors are in the step.
 
     `arguments` and `results` have the tensor of each, -1 for a scalar, and for a result that is made of sources.
-    `unknown_trips` are the loops that are counted as one trip.
+    `unknown_trips` are the loops that are counted as one trip. `values` has every value of the step as a tensor: by its
+    number the accesses of `ends` and `views` name it. `uses` is for which operand of which operation a read is.
     """
 
     problem: Problem
@@ -65,9 +65,8 @@ class StepGraph:
 
         def lay(value: int, view: View) -> Layout:
             if view is None:
-                shape = self.flow.values[value].shape
-                whole = Access(value, ((),) * len(shape), 0)
-                return access_layout(self.values, _NOTHING, whole, ())
+                about = self.flow.values[value]
+                return Layout.tiled(self.problem.mesh, about.shape, about.dtype, [()] * len(about.shape))
             return access_layout(self.values, nodes[view[0]], view[1], chosen.splits[view[0]])
 
         anew: dict[int, set[int]] = {}
@@ -94,9 +93,6 @@ class StepGraph:
         """An assignment of another graph of the step, whose memory is in another order, as one of this graph."""
         made = {other.uses[read] for read in chosen.anew if read in other.uses}
         return replace(chosen, anew=frozenset(read for read, use in self.uses.items() if use in made))
-
-
-_NOTHING = Node("", (), frozenset(), (), ())
 
 
 @dataclass

@@ -30,8 +30,7 @@ from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
 from reshard.doctor.live_bytes import LiveRanges
 from reshard.hlo import Array, Computation, Instruction, Module
 from reshard.jax.layout_choice.clusters import PRODUCTS
-from reshard.jax.layout_choice.step_flow import CASE, IF, RETURN, WHILE, StepFlow, name_operations
-from reshard.jax.layout_choice.step_layouts import StepLayouts
+from reshard.jax.layout_choice.step_flow import CASE, IF, RETURN, WHILE, StepFlow, StepLayouts, name_operations
 
 _REPEATED = name_operations("bitcast_convert broadcast_in_dim compare convert dynamic_slice iota slice")
 _FUSED = _REPEATED | name_operations(

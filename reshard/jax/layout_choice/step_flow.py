@@ -1,4 +1,5 @@
-"""A step as plain data: which operation reads and writes which values, how often it runs, what its loops carry.
+"""A step as plain data: which operation reads and writes which values, how often it runs, what its loops carry; and
+the layouts of all that, as the choice hands them to whoever emits them.
 
 Values are numbered; the arguments of a loop's condition are those of its body. Operations have their numbers in
 `TracedStep.ops`. Nobody looks into regions that are part of an operation: what a reduce applies, a user's `shard_map`.
@@ -7,6 +8,7 @@ Values are numbered; the arguments of a loop's condition are those of its body. 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from reshard.jax.layout_choice.trace_step import TracedStep
 from reshard.jax.stablehlo_pass.shardy import read_dtype
 from reshard.lower.to_stablehlo import Operation, Value, ir, list_operations
 from reshard.types import dtypes
+from reshard.types.layout import Layout
 
 WHILE, CASE, IF, RETURN = "stablehlo.while", "stablehlo.case", "stablehlo.if", ("func.return", "stablehlo.return")
 
@@ -84,6 +87,29 @@ class StepFlow:
     donated: frozenset[int]
     """The arguments whose memory is the step's."""
     platform: str
+
+
+@dataclass(frozen=True)
+class OpLayouts:
+    """In which layout an operation reads each operand and writes each result.
+
+    For a loop, one layout for each value that it carries: operands, arguments of its blocks, what its body returns and
+    results. For a conditional, `results` are also what its branches return. `anew` has the numbers of the operands
+    that are moved for this operation alone.
+    """
+
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    anew: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class StepLayouts:
+    """The layouts of a program's arguments and results, and those of each operation by its number in the program."""
+
+    arguments: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    operations: Mapping[int, OpLayouts]
 
 
 def name_operations(names: str) -> frozenset[str]:

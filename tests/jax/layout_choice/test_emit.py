@@ -16,7 +16,7 @@ from reshard import hlo
 from reshard.errors import ProgramError
 from reshard.jax.layout_choice.emit import emit_step
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, read_op_rules
-from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
+from reshard.jax.layout_choice.step_flow import OpLayouts, StepLayouts
 from reshard.jax.layout_choice.trace_step import TracedStep, read_step_program, trace_step
 from reshard.jax.layout_choice.wrap_module import wrap_module
 from reshard.jax.program_report import compile_module, devices_for

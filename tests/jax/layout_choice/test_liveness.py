@@ -20,8 +20,7 @@ import reshard.jax
 from reshard import hlo
 from reshard.jax.layout_choice.graph import build_graph
 from reshard.jax.layout_choice.liveness import RunOrder, order_as_compiled, order_as_written
-from reshard.jax.layout_choice.step_flow import StepFlow, read_flow
-from reshard.jax.layout_choice.step_layouts import OpLayouts, StepLayouts
+from reshard.jax.layout_choice.step_flow import OpLayouts, StepFlow, StepLayouts, read_flow
 from reshard.jax.layout_choice.trace_step import read_step_program
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.synth.choice.assess import assess_splits
