@@ -24,8 +24,8 @@ from typing import Any
 from reshard.errors import MeshError, ProgramError, quoted
 from reshard.jax.layout_choice.localize import localize_op, localize_source
 from reshard.jax.layout_choice.op_rules import is_source
-from reshard.jax.layout_choice.step_flow import OpLayouts, StepLayouts
-from reshard.jax.layout_choice.trace_step import TracedStep
+from reshard.jax.layout_choice.step_flow import CASE, IF, WHILE, OpLayouts, StepLayouts
+from reshard.jax.layout_choice.trace_step import ALIAS, DONOR, TracedStep
 from reshard.jax.stablehlo_pass.shardy import CONSTRAINT, MANUAL, SHARDING, read_dtype, read_meshes, sdy
 from reshard.lower.to_stablehlo import (
     CHANNEL,
@@ -43,11 +43,9 @@ from reshard.synth.choice.prices import MovePrices
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
-_BARRIER = "stablehlo.optimization_barrier"
-_WHILE, _BRANCHES = "stablehlo.while", ("stablehlo.case", "stablehlo.if")
+_BARRIER, _BRANCHES = "stablehlo.optimization_barrier", (CASE, IF)
 _SAME = (CONSTRAINT, "sdy.propagation_barrier", "sdy.reshard")
 _NOTHING = ("sdy.sharding_group",)
-_ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 
 
 def emit_step(step: TracedStep, layouts: StepLayouts, prices: MovePrices) -> Module:
@@ -180,11 +178,11 @@ class _Emitter:
         if layouts is None:
             layouts = OpLayouts(tuple(map(self.whole, op.operands)), tuple(map(self.whole, op.results)))
         # A loop's operands lie as what it carries does.
-        if op.name == _WHILE:
+        if op.name == WHILE:
             layouts = OpLayouts(layouts.results, layouts.results, layouts.anew)
         tiles = self.read_operands(op, layouts, scope)
         types = [_tile_type(each.type, layout) for each, layout in zip(op.results, layouts.results, strict=True)]
-        if op.name in (_WHILE, *_BRANCHES):
+        if op.name in (WHILE, *_BRANCHES):
             # Shardings among the attributes would be of whole arrays.
             kept = {name: op.attributes[name] for name in op.attributes if not name.startswith("sdy.")}
             with scope.insert():
@@ -198,12 +196,12 @@ class _Emitter:
                 inner = _Scope(made.regions[number].blocks.append(*arguments), scope.varying)
                 ends = list(list(block.operations)[-1].operands)
                 same = [returned == each for returned, each in zip(ends, block.arguments, strict=False)]
-                if op.name == _WHILE and number == 1:
+                if op.name == WHILE and number == 1:
                     changed = [tile for tile, alike in zip(inner.block.arguments, same, strict=True) if not alike]
                     inner.varying = changed[0] if changed else None
                 self.write(block.arguments, inner.block.arguments, inside, inner, same if number else None)
                 # The condition of a loop alone returns something else than what the operation does.
-                scalar = op.name == _WHILE and number == 0
+                scalar = op.name == WHILE and number == 0
                 returned = [self.whole(ends[0])] if scalar else layouts.results
                 self.emit_block(block, inner, returned, "stablehlo.return")
             scope.inside = outer
@@ -341,9 +339,9 @@ def _write_arguments(step: TracedStep, layouts: StepLayouts, symbol: str) -> lis
     for at, layout in enumerate(layouts.arguments):
         attributes = {SHARDING: ir.Attribute.parse(f"#sdy.sharding{spell_sharding(layout, symbol)}")}
         if at in taken:
-            attributes[_ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), taken[at])
+            attributes[ALIAS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), taken[at])
         elif at in step.donated:
-            attributes[_DONOR] = ir.BoolAttr.get(True)
+            attributes[DONOR] = ir.BoolAttr.get(True)
         listed.append(ir.DictAttr.get(attributes))
     return listed
 

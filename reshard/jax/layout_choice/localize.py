@@ -37,8 +37,6 @@ def localize_op(
 
     The layouts are those that a split of the operation's rule gives; `operands` are tiles in them.
     """
-    if op.name == "sdy.sharding_constraint":
-        return list(operands)
     copy = op.clone(ir.InsertionPoint.current)
     for at, operand in enumerate(operands):
         copy.operands[at] = operand

@@ -31,7 +31,7 @@ from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, inli
 
 stablehlo: Any = _stablehlo
 make_ir_context: Any = _make_ir_context
-_ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
+ALIAS, DONOR = "tf.aliasing_output", "jax.buffer_donor"
 # On the last operation of an FFT over several dims that was separated: its type and its lengths.
 _TRANSFORM = "whole_transform"
 _COMPOSITE = "stablehlo.composite"
@@ -204,7 +204,7 @@ def _read_step_module(module: Module, platform: str) -> TracedStep:
         given = [read_given_spec(value_sharding(argument)) for argument in block.arguments]
         attributes = _value_attributes(main, "arg_attrs", len(block.arguments))
         out_attributes = _value_attributes(main, "res_attrs", len(list(block.operations)[-1].operands))
-        carried = {int(each[_ALIAS].value): at for at, each in enumerate(attributes) if _ALIAS in each}
+        carried = {int(each[ALIAS].value): at for at, each in enumerate(attributes) if ALIAS in each}
         arguments: list[StepValue] = []
         for at, argument in enumerate(block.arguments):
             where: Any = argument.location
@@ -218,7 +218,7 @@ def _read_step_module(module: Module, platform: str) -> TracedStep:
             spec = read_given_spec(out_attributes[at].get(shardy.SHARDING))
             tensor = ir.RankedTensorType(value.type)
             results.append(StepValue(name, tuple(tensor.shape), read_dtype(str(tensor.element_type)), spec, at))
-        donated = frozenset(at for at, each in enumerate(attributes) if _ALIAS in each or _DONOR in each)
+        donated = frozenset(at for at, each in enumerate(attributes) if ALIAS in each or DONOR in each)
         for key in ("arg_attrs", "res_attrs"):
             if key in main.attributes:
                 del main.attributes[key]
