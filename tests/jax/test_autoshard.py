@@ -274,6 +274,7 @@ def test_what_experts_plan_is_emitted_where_nothing_is_found_in_time(mesh, monke
     assert "by the model" in replace(choice, best=emitted[-1]).report()
 
 
+@pytest.mark.slow
 def test_the_users_own_shardings_are_compared(mesh):
     params, batch, wanted = list_shapes()
     rows = NamedSharding(mesh, P(("x", "y")))

@@ -215,6 +215,7 @@ def test_a_program_that_was_called_first_has_its_decision_too(compilations: list
     assert decisions[0].chosen == decisions[1].chosen == "reshard" and decisions[0].plain is not None
 
 
+@pytest.mark.slow
 def test_programs_with_and_without_it_do_not_mix() -> None:
     step = step_of_its_own()
     plain, ours = jax.jit(step), jit(step)

@@ -209,6 +209,7 @@ def test_what_is_refused_says_what_to_do():
         jax.jit(lambda sizes: rs.Layout.from_sizes(sizes, MESH, (10, 6), "f32"))(jnp.arange(4))
 
 
+@pytest.mark.slow
 def test_one_ragged_all_to_all_on_a_tpu():
     """Ahead of time: one collective along the axes of the move, and none for rows that a TPU would rearrange."""
     pytest.importorskip("libtpu", reason="ahead-of-time compiles for TPU need libtpu: pip install 'jax[tpu]'")

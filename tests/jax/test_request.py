@@ -19,6 +19,7 @@ from tests.jax.oracle import layout_of, mesh_of
 SIZES = {"x": 4, "y": 2}
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
 def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch):
     """With a budget in as few parts as fit as they are compiled, here on CPU devices."""

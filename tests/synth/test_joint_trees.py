@@ -16,6 +16,7 @@ from tests.oracle import check_target, source_tiles
 from tests.trees import random_readers
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("seed", range(12))
 def test_arrays_with_readers_of_their_own_move_together(seed: int) -> None:
     choose = random.Random(seed)

@@ -140,7 +140,7 @@ def test_queries_that_replicas_need_leave_their_holders_once():
     assert pull.sent_bytes == 8 * 48 * 16 * 4
 
 
-@pytest.mark.fast(10)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("part", range(5))
 def test_weights_load_no_device_much_more_than_the_linear_program(part: int):
     """They are run and proved as well."""
@@ -193,6 +193,7 @@ def test_every_budget_of_source_and_target_is_met():
         assert rs.plan(move, budget=refused.value.smallest).peak_bytes <= refused.value.smallest
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("count", [80, pytest.param(2000, marks=pytest.mark.sweep)])
 def test_every_budget_of_source_and_target_is_met_with_a_cast_too(count):
     """Messages are cast as they are packed or unpacked: no tile is there in both dtypes."""

@@ -133,6 +133,7 @@ def compiled_join(join, *sizes):
     return arrays, *both(lambda *arrays: join(*arrays), *arrays)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("join", JOINS, ids=lambda join: join.__name__)
 def test_joined_arrays_move_by_themselves(join):
     arrays, plain, ours, log = compiled_join(join, 16, 16)

@@ -85,7 +85,7 @@ def by_plan(source: Layout, target: Layout, device: int) -> tuple[Listed, Listed
     return received | {device: step.local}, sent | {device: step.local}
 
 
-@pytest.mark.fast(5)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("listing", [by_fetches, by_plan], ids=["straight", "the plan's step"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_sampled_elements_come_from_a_device_that_has_them(name: str, listing) -> None:

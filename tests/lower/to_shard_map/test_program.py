@@ -239,6 +239,7 @@ def test_random_views(kind: str):
         check_move(case.move, case.reference)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", [329, 398])
 def test_weights_passed_on_among_the_same_devices(seed: int):
     """Experts that fewer devices hold than need them are filled in beside others."""
