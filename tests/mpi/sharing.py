@@ -96,11 +96,11 @@ def _refusing(refuses: bool) -> Iterator[None]:
 
 
 def full(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Moves of all kinds while no node has room, or only one of them has: half of the pairs of a move and an option,
-    with every node."""
+    """Moves of all kinds while no node has room, or only one of them has: a quarter of the pairs of a move and an
+    option, with every node."""
     cases = list(every_full(comm))
     third = len(cases) // 3  # Another node.
-    yield from (cases[number % 3 * third + number] for number in range(0, third, 2))
+    yield from (cases[number % 3 * third + number] for number in range(0, third, 4))
 
 
 def every_full(comm: MPI.Intracomm) -> Iterator[Case]:

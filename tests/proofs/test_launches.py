@@ -412,8 +412,8 @@ def test_the_classes_have_all_pairs():
     ("mesh", "share"),
     [
         (FOUR, 1),
-        pytest.param(SIX, 1, marks=pytest.mark.slow),
-        pytest.param(EIGHT, 12, marks=pytest.mark.slow),
+        pytest.param(SIX, 2, marks=pytest.mark.slow),
+        pytest.param(EIGHT, 24, marks=pytest.mark.slow),
         pytest.param(EIGHT, 1, marks=pytest.mark.sweep),
     ],
     ids=str,

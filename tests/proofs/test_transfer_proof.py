@@ -53,7 +53,7 @@ def test_the_transfers_of_plans_are_proved_with_what_the_plan_says(count: int) -
     assert set(turns) >= {1, 2}, turns
 
 
-@pytest.mark.parametrize("moves", few_or_all(130, 500))
+@pytest.mark.parametrize("moves", few_or_all(60, 500))
 def test_planted_faults_are_refuted_by_the_first_wrong_element(moves: int) -> None:
     kinds = [kind for _, kind in fuzz.fuzz(3, moves=moves, kinds=["transfers"])]
     assert not [kind for kind in kinds if kind.startswith("wrong")], "\n".join(kinds)

@@ -22,7 +22,7 @@ def cut(layout: Layout, arrays) -> dict[int, np.ndarray]:
     return cut_tiles(layout, arrays, lambda: np.full(layout.tile_shape, PADDING, dtype))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(layouts())
 def test_tiles_are_those_of_the_other_oracle(layout: Layout):
     """Strided, block-cyclic and padded layouts, scalars, empty arrays, and devices in any order."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.errors import NetworkError
@@ -104,6 +104,7 @@ networks = st.builds(
 )
 
 
+@settings(max_examples=25)
 @given(networks)
 def test_json_round_trip(network: Network) -> None:
     again = Network.from_json(network.to_json())

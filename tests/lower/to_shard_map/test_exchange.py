@@ -233,7 +233,6 @@ def test_messages_carried_by_hand(case: tuple[str, str, Mesh, int | None]):
         assert np.array_equal(moved[device][real], wanted[real])
 
 
-@pytest.mark.fast(1)
 @pytest.mark.parametrize("chunk", [None, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("relay", [False, True])
 def test_messages_of_a_view_carried_by_hand(chunk: int | None, relay: bool):
