@@ -409,7 +409,7 @@ def _pick_best(search: LayoutSearch, fitting: Sequence[tuple[TriedLayouts, Execu
     (first, ours), chosen = fitting[0], sum_both(*fitting[0])
 
     def is_better(each: TriedLayouts, figures: ExecutableFigures) -> bool:
-        less = figures.move_seconds < _CLOSE * ours.move_seconds
+        less = 1.001 * figures.move_seconds < ours.move_seconds
         less = less and figures.received_bytes < 1.001 * ours.received_bytes
         faster = all(a < _CLOSE * b for a, b in zip(sum_both(each, figures), chosen, strict=True))
         return faster or (less and figures.seconds < _GUESSED * ours.seconds)

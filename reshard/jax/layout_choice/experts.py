@@ -25,6 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -94,14 +95,9 @@ def list_experts(
         ]
         for inner in reversed(axes) if len(axes) > 1 else ():
             outer, label = [name for name in axes if name != inner], f"tensor parallel over {inner}"
-            found += [
-                roles.write(f"data and {label}", mesh, batch=outer, features=[inner]),
-                roles.write(f"data, sequence and {label}", mesh, batch=outer, features=[inner], positions=True),
-                roles.write(f"FSDP and {label}", mesh, batch=outer, weights=outer, features=[inner]),
-                roles.write(
-                    f"FSDP, sequence and {label}", mesh, batch=outer, weights=outer, features=[inner], positions=True
-                ),
-            ]
+            for data, weights in (("data", ()), ("FSDP", outer)):
+                write = partial(roles.write, mesh=mesh, batch=outer, weights=weights, features=[inner])
+                found += [write(f"{data} and {label}"), write(f"{data}, sequence and {label}", positions=True)]
     else:
         # Without examples to split, a step works on fields: neighbours stay together if leading dims are split.
         for parts in [[axes], *([axes[:at], axes[at:]] for at in range(1, len(axes)))]:
@@ -151,15 +147,12 @@ def write_expert(step: TracedStep, expert: Expert, mesh: Mesh) -> Module:
 
 def _spell_spec(spec: PartitionSpec, symbol: str, rank: int) -> Attribute:
     """A spec as a sharding of Shardy; dims that are unconstrained, or beyond its length, are open and whole."""
-    dims: list[str] = []
-    parts: list[Any] = [*spec, *[None] * (rank - len(spec))]
-    for part in parts:
-        if part is P.UNCONSTRAINED:
-            dims.append("{?}")
-            continue
-        names: Any = part or ()
-        said = [json.dumps(name) for name in ((names,) if isinstance(names, str) else names)]
-        dims.append("{" + ", ".join(said) + "}")
+
+    def spell(part: Any) -> str:
+        names = (part,) if isinstance(part, str) else part or ()
+        return "{?}" if part is P.UNCONSTRAINED else f"{{{', '.join(map(json.dumps, names))}}}"
+
+    dims = map(spell, (*spec, *[None] * (rank - len(spec))))
     return ir.Attribute.parse(f"#sdy.sharding<@{symbol}, [{', '.join(dims)}]>")
 
 
