@@ -3,6 +3,7 @@
     python benchmarks/autoshard.py                             # 15 steps on 8 CPU devices: compiled, run, compared
     python benchmarks/autoshard.py --steps held-back           # 15 others, that the choice was not developed on
     python benchmarks/autoshard.py --steps later               # 13 more, written after it was
+    python benchmarks/autoshard.py --steps newest              # 6 more, written last
     python benchmarks/autoshard.py --target v5p                # 8 chips of TPU v5p, ahead of time, in large arrays
     python benchmarks/autoshard.py --target v5p --experts none --budget 0.8   # the choice alone, and with less memory
     python benchmarks/autoshard.py --only fsdp_muon --json rows.jsonl --experts all
@@ -51,6 +52,7 @@ _NOTHING = 1e-4
 """Of the largest element of all results."""
 _PLANNED = 1.05
 _EQUAL = 1.001
+STEPS = ("seen", "held-back", "later", "newest")
 TRADED = ", for less work"
 SCENARIOS = {
     # Width, layers, vocabulary, batch, length; and the expert that the budget is for, if any.
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", choices=("cpu", "v5p"), default="cpu")
     parser.add_argument("--only", default="", help="names of programs, separated by commas")
-    parser.add_argument("--steps", choices=("seen", "held-back", "later"), default="seen", help="which of the steps")
+    parser.add_argument("--steps", choices=STEPS, default="seen", help="which of the steps")
     parser.add_argument("--experts", choices=("none", "few", "all"), default="few", help="few: one axis for tensors")
     parser.add_argument("--budget", type=float, help="choose also within so much of the peak of what was chosen")
     parser.add_argument("--compare", choices=("none", "best", "all"), default="best", help="as of autoshard")
@@ -90,10 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(measured(options.child, options)))
         return 0
     from benchmarks.real_programs.later_steps import LATER
+    from benchmarks.real_programs.newest_steps import NEWEST
     from benchmarks.real_programs.training_steps import HELD_BACK, SEEN
 
     print(head, flush=True)
-    steps = {"seen": SEEN, "held-back": HELD_BACK, "later": LATER}[options.steps]
+    steps = dict(zip(STEPS, (SEEN, HELD_BACK, LATER, NEWEST), strict=True))[options.steps]
     names = options.only.split(",") if options.only else steps
     rows = [row for name in names if (row := _in_child(name, options, spell))]
     print(summed(rows))

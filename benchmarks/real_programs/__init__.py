@@ -6,6 +6,7 @@ from benchmarks.real_programs import (
     jax_models,
     later_steps,
     model_libraries,
+    newest_steps,
     optimizers,
     science,
     shipped_models,
@@ -29,4 +30,5 @@ MODULES = (
     shipped_science,
     training_steps,
     later_steps,
+    newest_steps,
 )
