@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 from reshard.jax.layout_choice.op_rules import OpRule
 from reshard.jax.layout_choice.step_flow import RETURN, Loop, StepFlow, name_operations
+from reshard.jax.layout_choice.trace_step import PRODUCTS
 from reshard.types import dtypes
 from reshard.types.mesh import Mesh
 
-PRODUCTS = name_operations("dot_general convolution")
 MOST_APART = 300  # operations of a cluster that may be nodes of their own
 SMALL_PART = 8  # A cluster is folded into one whose values are so many times larger.
 

@@ -24,9 +24,9 @@ from typing import Any
 from reshard.errors import MeshError, ProgramError, quoted
 from reshard.jax.layout_choice.localize import localize_op, localize_source
 from reshard.jax.layout_choice.op_rules import is_source
-from reshard.jax.layout_choice.step_flow import CASE, IF, WHILE, OpLayouts, StepLayouts
-from reshard.jax.layout_choice.trace_step import ALIAS, DONOR, TracedStep
-from reshard.jax.stablehlo_pass.shardy import CONSTRAINT, MANUAL, SHARDING, read_dtype, read_meshes, sdy
+from reshard.jax.layout_choice.step_flow import BARRIER, BRANCHES, WHILE, OpLayouts, StepLayouts
+from reshard.jax.layout_choice.trace_step import TracedStep
+from reshard.jax.stablehlo_pass.shardy import ALIAS, CONSTRAINT, DONOR, MANUAL, SHARDING, read_dtype, read_meshes, sdy
 from reshard.lower.to_stablehlo import (
     CHANNEL,
     Block,
@@ -43,7 +43,6 @@ from reshard.synth.choice.prices import MovePrices
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
-_BARRIER, _BRANCHES = "stablehlo.optimization_barrier", (CASE, IF)
 _SAME = (CONSTRAINT, "sdy.propagation_barrier", "sdy.reshard")
 _NOTHING = ("sdy.sharding_group",)
 
@@ -182,7 +181,7 @@ class _Emitter:
             layouts = OpLayouts(layouts.results, layouts.results, layouts.anew)
         tiles = self.read_operands(op, layouts, scope)
         types = [_tile_type(each.type, layout) for each, layout in zip(op.results, layouts.results, strict=True)]
-        if op.name in (WHILE, *_BRANCHES):
+        if op.name in (WHILE, *BRANCHES):
             # Shardings among the attributes would be of whole arrays.
             kept = {name: op.attributes[name] for name in op.attributes if not name.startswith("sdy.")}
             with scope.insert():
@@ -209,9 +208,9 @@ class _Emitter:
         elif op.name in _SAME:
             # Its layout is the constraint: it was kept when the operand was read.
             values = tiles
-        elif op.name == _BARRIER:
+        elif op.name == BARRIER:
             with scope.insert():
-                values = list(ir.Operation.create(_BARRIER, types, tiles).results)
+                values = list(ir.Operation.create(BARRIER, types, tiles).results)
         else:
             with scope.insert():
                 values = (
@@ -220,7 +219,7 @@ class _Emitter:
                     else localize_op(op, tiles, layouts.operands, layouts.results, self.prices.mesh)
                 )
         made_of = [each for each in op.operands if each in self.written]
-        same = scope.varying is not None and op.name not in _BRANCHES and all(self.written[v].same for v in made_of)
+        same = scope.varying is not None and op.name not in BRANCHES and all(self.written[v].same for v in made_of)
         self.write(op.results, values, layouts.results, scope, [same] * len(layouts.results))
 
     def read_operands(self, op: Operation, layouts: OpLayouts, scope: _Scope) -> list[Value]:
@@ -379,7 +378,7 @@ def _inline_manual(op: Operation, tiles: Sequence[Value]) -> list[Value]:
 
 def _tie_tiles(tile: Value, other: Value) -> Sequence[Value]:
     """Both tiles, neither of which is used before both are there."""
-    return ir.Operation.create(_BARRIER, [tile.type, other.type], [tile, other]).results
+    return ir.Operation.create(BARRIER, [tile.type, other.type], [tile, other]).results
 
 
 def _tile_type(kind: Any, layout: Layout) -> Any:

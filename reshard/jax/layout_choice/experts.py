@@ -32,7 +32,8 @@ from jax.sharding import PartitionSpec
 
 from reshard.jax.layout_choice.emit import name_mesh
 from reshard.jax.layout_choice.op_rules import OpRule
-from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, join_transforms
+from reshard.jax.layout_choice.step_flow import BARRIER, BRANCHES, RETURN, WHILE
+from reshard.jax.layout_choice.trace_step import PRODUCTS, StepValue, TracedStep, join_transforms
 from reshard.jax.stablehlo_pass import shardy
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, list_operations
 from reshard.types.mesh import Mesh
@@ -45,9 +46,7 @@ _OF_ACTIVATIONS = {BATCH, POSITION}
 """Of these dims weights and their gradients have none. A batch of one has positions alone."""
 Marks = tuple[str, ...]
 """What each dim of a value is; empty where it is nothing in particular."""
-_PRODUCTS = ("stablehlo.dot_general", "stablehlo.convolution")
 _LOOKUP = "stablehlo.gather"
-_DONOR = "jax.buffer_donor"
 _VIEWS = (
     "convert", "reshape", "transpose", "slice", "dynamic_slice", "broadcast_in_dim", "sharding_constraint",
 )  # fmt: skip
@@ -139,7 +138,7 @@ def write_expert(step: TracedStep, expert: Expert, mesh: Mesh) -> Module:
             for at, (value, spec) in enumerate(zip(values, specs, strict=True)):
                 named = {} if spec is None else {shardy.SHARDING: _spell_spec(spec, symbol, len(value.shape))}
                 if key == "arg_attrs" and at in step.donated:
-                    named[_DONOR] = ir.BoolAttr.get(True)
+                    named[shardy.DONOR] = ir.BoolAttr.get(True)
                 listed.append(ir.DictAttr.get(named))
             main.attributes[key] = ir.ArrayAttr.get(listed)
         return module
@@ -200,7 +199,7 @@ class _StepRoles:
         multiplied = {
             origin[0]
             for op in step.ops
-            if op.name in (*_PRODUCTS, _LOOKUP)
+            if op.name in (*PRODUCTS, _LOOKUP)
             for operand in list(op.operands)[: 1 if op.name == _LOOKUP else 2]
             if (origin := self.origins.get(operand))
         }
@@ -308,7 +307,7 @@ class _StepRoles:
 
         constraints: dict[int, PartitionSpec] = {}
         for at, op in enumerate(step.ops):
-            found = marks.get(op.results[0], ()) if op.name in (*_PRODUCTS, _LOOKUP) else ()
+            found = marks.get(op.results[0], ()) if op.name in (*PRODUCTS, _LOOKUP) else ()
             if not _OF_ACTIVATIONS.isdisjoint(found):  # The gradient of a weight has none, and follows the weight.
                 # Features and positions are split over the same axes: between a pair of products the features are.
                 at_positions = axes_of[POSITION] if FEATURE not in found else []
@@ -382,7 +381,7 @@ class _StepRoles:
         factors = [(place, factor) for place, one in zip(places, dims, strict=True)
                    if place is not None and (factor := _leading(rule, one)) is not None
                    if rule.sizes[factor] % parts == 0]  # fmt: skip
-        if op.name in _PRODUCTS:
+        if op.name in PRODUCTS:
             rows = [place for place, factor in factors if factor in rule.reduced and of_factor.get(factor) == FEATURE]
             if rows:
                 split[argument] = rows[0]
@@ -406,16 +405,16 @@ class _StepRoles:
 def _list_edges(op: Operation) -> Iterator[tuple[Value, Value]]:
     """What becomes what where nothing is computed: a barrier's operands its results, a loop's operands what its body
     takes, what a body or a branch returns the results, and in a loop what the body takes next."""
-    if op.name == "stablehlo.while":
+    if op.name == WHILE:
         yield from zip(op.operands, op.regions[1].blocks[0].arguments, strict=True)
-    elif op.name == "stablehlo.optimization_barrier":
+    elif op.name == BARRIER:
         yield from zip(op.operands, op.results, strict=True)
-    if op.name != "stablehlo.return":
+    if op.name not in RETURN:
         return
     outer, block = op.parent.operation, op.operation.block
-    if outer.name in ("stablehlo.case", "stablehlo.if"):
+    if outer.name in BRANCHES:
         yield from zip(op.operands, outer.results, strict=True)
-    elif outer.name == "stablehlo.while" and block == outer.regions[1].blocks[0]:
+    elif outer.name == WHILE and block == outer.regions[1].blocks[0]:
         yield from zip(op.operands, outer.results, strict=True)
         yield from zip(op.operands, block.arguments, strict=True)
 

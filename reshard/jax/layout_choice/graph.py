@@ -23,16 +23,24 @@ from reshard.jax.layout_choice.clusters import HEAVY, Cluster, find_accumulators
 from reshard.jax.layout_choice.liveness import RunOrder, find_stored, order_as_written
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, is_zero
 from reshard.jax.layout_choice.op_work import count_flops, count_read_bytes
-from reshard.jax.layout_choice.step_flow import Branches, FlowOp, Loop, OpLayouts, StepFlow, StepLayouts, read_flow
+from reshard.jax.layout_choice.step_flow import (
+    BARRIER,
+    Branches,
+    FlowOp,
+    Loop,
+    OpLayouts,
+    StepFlow,
+    StepLayouts,
+    read_flow,
+)
 from reshard.jax.layout_choice.trace_step import TracedStep, read_given_spec
-from reshard.jax.stablehlo_pass.shardy import read_meshes
+from reshard.jax.stablehlo_pass.shardy import CONSTRAINT, MANUAL, read_meshes
 from reshard.jax.stablehlo_pass.user_shardings import read_frames
 from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, Tensor, access_layout
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
 sdy: Any = _sdy
-BARRIER, CONSTRAINT, MANUAL = "stablehlo.optimization_barrier", "sdy.sharding_constraint", "sdy.manual_computation"
 SMALL_BYTES = 1 << 20  # values made of sources alone, which every device can make whole
 TIE_ROUNDS = 3  # how far around a node another must look the same to be split alike
 

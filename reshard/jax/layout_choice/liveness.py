@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
 from reshard.doctor.live_bytes import LiveRanges
 from reshard.hlo import Array, Computation, Instruction, Module
-from reshard.jax.layout_choice.clusters import PRODUCTS
-from reshard.jax.layout_choice.step_flow import CASE, IF, RETURN, WHILE, StepFlow, StepLayouts, name_operations
+from reshard.jax.layout_choice.step_flow import BRANCHES, RETURN, WHILE, StepFlow, StepLayouts, name_operations
+from reshard.jax.layout_choice.trace_step import PRODUCTS
 
 _REPEATED = name_operations("bitcast_convert broadcast_in_dim compare convert dynamic_slice iota slice")
 _FUSED = _REPEATED | name_operations(
@@ -124,7 +124,7 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
 def find_stored(flow: StepFlow) -> frozenset[int]:
     """The values that lie in memory of their own."""
     on_tpu, stored = flow.platform == "tpu", set[int]()
-    fusing = _FUSING | PRODUCTS if on_tpu else _FUSING
+    fusing = _FUSING.union(PRODUCTS) if on_tpu else _FUSING
     sources, moments = _find_sources(flow)
     # For a value that is not stored, the stored ones that it is fused into; -1 is an operation that fuses nothing.
     ends: dict[int, frozenset[int]] = {}
@@ -219,7 +219,7 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
     tiles = {
         value: layout
         for at, each in layouts.operations.items()
-        if flow.ops[at].name not in (WHILE, CASE, IF)
+        if flow.ops[at].name not in (WHILE, *BRANCHES)
         for value, layout in zip(flow.ops[at].results, each.results, strict=True)
     } | dict(zip(flow.arguments, layouts.arguments, strict=True))
     compiled = _CompiledProgram(flow, module, {value: layout.tile_bytes for value, layout in tiles.items()})

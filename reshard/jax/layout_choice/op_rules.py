@@ -25,7 +25,9 @@ from typing import Any, TypeAlias
 from jax.extend.mlir.dialects import sdy as _sdy
 from jax.extend.mlir.dialects import stablehlo as _stablehlo
 
+from reshard.jax.layout_choice.step_flow import BARRIER, BRANCHES, RETURN, WHILE
 from reshard.jax.layout_choice.trace_step import TracedStep
+from reshard.jax.stablehlo_pass.shardy import MANUAL
 from reshard.lower.to_stablehlo import Operation, Value, ir, list_operations, run_passes
 
 Dims: TypeAlias = tuple[tuple[int, ...], ...]
@@ -36,16 +38,8 @@ stablehlo: Any = _stablehlo
 # What the pass of Shardy writes on each operation.
 _RULE = "sdy.sharding_rule"
 # Operations in the regions of these run as often as values go by; those of a reduction belong to it.
-_REGIONS = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if")
-_NO_RULE = (
-    "func.return",
-    "stablehlo.return",
-    "stablehlo.while",
-    "stablehlo.case",
-    "stablehlo.if",
-    "stablehlo.optimization_barrier",
-    "sdy.manual_computation",
-)
+_REGIONS = ("func.func", WHILE, *BRANCHES)
+_NO_RULE = (*RETURN, WHILE, *BRANCHES, BARRIER, MANUAL)
 # Each element of the result is of the elements at its place alone. Names are listed, so that an operation of which
 # nobody knows here stays whole.
 _POINTWISE = re.compile(
@@ -123,7 +117,7 @@ def read_op_rules(step: TracedStep) -> dict[int, OpRule]:
             text = op.attributes.get(_RULE)
             if text is not None:
                 del op.attributes[_RULE]  # Compilers of TPUs refuse modules that have them.
-            if op.name == "sdy.manual_computation":
+            if op.name == MANUAL:
                 local = max(local, number + len(list_operations(op)))
             if number > local and op.parent.name in _REGIONS and op.name not in _NO_RULE and not is_source(op):
                 rules[number] = _write_rule(op, text)

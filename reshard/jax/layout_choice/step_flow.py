@@ -18,7 +18,8 @@ from reshard.lower.to_stablehlo import Operation, Value, ir, list_operations
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 
-WHILE, CASE, IF, RETURN = "stablehlo.while", "stablehlo.case", "stablehlo.if", ("func.return", "stablehlo.return")
+WHILE, BRANCHES, RETURN = "stablehlo.while", ("stablehlo.case", "stablehlo.if"), ("func.return", "stablehlo.return")
+BARRIER = "stablehlo.optimization_barrier"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def read_flow(step: TracedStep) -> StepFlow:
                 ops[at] = FlowOp(at, op.name, operands, results, times, inside, number - 1)
                 loops.append(Loop(ops[at], trips, arguments, returned))
                 continue
-            if op.name in (CASE, IF):
+            if op.name in BRANCHES:
                 each: list[tuple[int, ...]] = []
                 for region in op.regions:
                     number, returned = visit(region.blocks[0], number, at, times)

@@ -31,11 +31,10 @@ from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, inli
 
 stablehlo: Any = _stablehlo
 make_ir_context: Any = _make_ir_context
-ALIAS, DONOR = "tf.aliasing_output", "jax.buffer_donor"
 # On the last operation of an FFT over several dims that was separated: its type and its lengths.
 _TRANSFORM = "whole_transform"
 _COMPOSITE = "stablehlo.composite"
-_PRODUCTS = ("stablehlo.dot_general", "stablehlo.convolution")
+PRODUCTS = ("stablehlo.dot_general", "stablehlo.convolution")
 _TURNING = ("stablehlo.reshape", "stablehlo.reverse", "stablehlo.transpose")
 # Whose results are elements of some operands, which may be rounded before as well as after: the first and the last.
 _RELAYING = dict.fromkeys(_TURNING, (0, 0)) | {
@@ -204,7 +203,7 @@ def _read_step_module(module: Module, platform: str) -> TracedStep:
         given = [read_given_spec(value_sharding(argument)) for argument in block.arguments]
         attributes = _value_attributes(main, "arg_attrs", len(block.arguments))
         out_attributes = _value_attributes(main, "res_attrs", len(list(block.operations)[-1].operands))
-        carried = {int(each[ALIAS].value): at for at, each in enumerate(attributes) if ALIAS in each}
+        carried = {int(each[shardy.ALIAS].value): at for at, each in enumerate(attributes) if shardy.ALIAS in each}
         arguments: list[StepValue] = []
         for at, argument in enumerate(block.arguments):
             where: Any = argument.location
@@ -218,7 +217,7 @@ def _read_step_module(module: Module, platform: str) -> TracedStep:
             spec = read_given_spec(out_attributes[at].get(shardy.SHARDING))
             tensor = ir.RankedTensorType(value.type)
             results.append(StepValue(name, tuple(tensor.shape), read_dtype(str(tensor.element_type)), spec, at))
-        donated = frozenset(at for at, each in enumerate(attributes) if ALIAS in each or DONOR in each)
+        donated = frozenset(at for at, each in enumerate(attributes) if shardy.ALIAS in each or shardy.DONOR in each)
         for key in ("arg_attrs", "res_attrs"):
             if key in main.attributes:
                 del main.attributes[key]
@@ -269,7 +268,7 @@ def _round_factors(main: Operation) -> None:
 
     # From the end on: what is rounded for its readers rounds what it reads, as a kernel that the derivative reverses.
     for op in reversed(list_operations(main)):
-        if op.name in _PRODUCTS:
+        if op.name in PRODUCTS:
             asked = op.attributes.get("precision_config", ())
             if "algorithm" in op.attributes or any("DEFAULT" not in f"{one}" for one in asked):
                 continue

@@ -25,6 +25,7 @@ sdy: Any = _sdy
 SHARDING = "sdy.sharding"
 MANUAL = "sdy.manual_computation"
 CONSTRAINT = "sdy.sharding_constraint"
+ALIAS, DONOR = "tf.aliasing_output", "jax.buffer_donor"  # of arguments that a result replaces, or any may
 RESHARD = "sdy.reshard"
 _DTYPES = {"i1": "bool", "complex<f32>": "c64", "complex<f64>": "c128"}
 _COLLECTIVES = ("all_gather", "all_slice", "all_to_all", "collective_permute", "all_reduce", "reduce_scatter")

@@ -27,7 +27,7 @@ from typing import Any
 
 from reshard.hlo import Frame
 from reshard.jax.stablehlo_pass import shardy
-from reshard.jax.stablehlo_pass.shardy import CONSTRAINT, MANUAL, SHARDING
+from reshard.jax.stablehlo_pass.shardy import ALIAS, CONSTRAINT, DONOR, MANUAL, SHARDING
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, ir, list_operations
 
 CONSTRAINTS, IN, OUT, OPERATION = "constraint", "in_sharding", "out_sharding", "operation"
@@ -35,7 +35,6 @@ Spec = tuple[tuple[str, ...], ...]
 """The mesh axes of each dim; an open dim has `?` as its last."""
 Key = tuple[str, int]
 """A sharding of a module: its kind, and which of that kind, in the module's order."""
-_ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 _TAG = "reshard.site"
 _LARGE = ("dot_general", "convolution", "gather", "scatter", "reshape", "concatenate", "dynamic_update_slice")
 _NO_WORK = ("stablehlo.constant", "func.func", "func.return", "sdy.mesh", CONSTRAINT)
@@ -206,8 +205,8 @@ def share_donations(module: Module) -> None:
         changed: list[Attribute] = []
         for attributes in entry.attributes["arg_attrs"]:
             named = {pair.name: pair.attr for pair in ir.DictAttr(attributes)}
-            if named.pop(_ALIAS, None) is not None:
-                named[_DONOR] = ir.BoolAttr.get(True)
+            if named.pop(ALIAS, None) is not None:
+                named[DONOR] = ir.BoolAttr.get(True)
             changed.append(ir.DictAttr.get(named))
         entry.attributes["arg_attrs"] = ir.ArrayAttr.get(changed)
 
