@@ -100,19 +100,6 @@ def test_those_of_one_device_are_those_of_the_list_that_name_it(pair: tuple[Layo
     assert_own(*pair)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("f32[{x}3/7] + sum{y}", "f32[7] + sum{y}"),  # Each from its own summand.
-        ("f32[{x}4/10]", "f32[{y}4/10]"),  # Two holders of a piece share those who lack it.
-        ("f32[3{x}1/7, 5]", "f32[7, {z}3/5]"),  # Devices along y exchange among themselves.
-    ],
-)
-def test_one_device_knows_how_holders_deal(before: str, after: str):
-    mesh = Mesh(x=3, y=3, z=2)
-    assert_own(Layout.parse(before, mesh), Layout.parse(after, mesh))
-
-
 def test_the_messages_of_one_device_where_meshes_differ():
     one, other = Mesh(x=2, y=3), Mesh({"z": 6}, device_ids=[5, 3, 1, 0, 2, 4])
     assert_own(Layout.parse("f32[{x}4/7]", one), Layout.parse("f32[{z}2/7]", other))
@@ -227,11 +214,6 @@ def _places(boxes: list[SideBox]) -> dict[tuple[int, ...], int]:
             steps = zip(at, box.low, box.strides, strict=True)
             places[at] = box.place + sum((value - low) * stride for value, low, stride in steps)
     return places
-
-
-def test_a_block_cyclic_dim_is_one_box():
-    layout = Layout.parse("f32[12{x}2]", Mesh(x=4))
-    assert [len(boxes) for boxes in dim_boxes(layout.dims[0], [(0, 12, 12), (0, 8, 8)])] == [1, 1, 1, 1]
 
 
 def test_the_index_gives_every_box_that_overlaps():

@@ -85,23 +85,6 @@ def test_digits_by_hand(source: str, target: str, mesh: Mesh, digits: list[tuple
     assert list(map(tuple, refinement.digits)) == digits
 
 
-def test_digits_by_how_their_holders_change():
-    refinement = refined("f32[{x}4, 8, {y}3]", "f32[16, {x}2, {y}3]", X4Y2)
-    assert refinement is not None
-    assert [(a.dim, a.radix) for a in refinement.gathered] == [(0, 4)]
-    assert [(a.dim, a.radix) for a in refinement.sliced] == [(1, 4)]
-    assert refinement.swapped == ()
-    assert (refinement.common, refinement.pieces) == (4 * 2 * 3, 4)
-    assert (refinement.used_before, refinement.used_after) == ({2, 1}, {2, 1})
-
-
-def test_partial_factors():
-    refinement = refined("f32[8] + sum{x}{y}", "f32[{x:(1)2}4] + sum{y}", X4Y2)
-    assert refinement is not None
-    assert refinement.kept == (Factor(1, 2),)
-    assert set(refinement.reduced) == {Factor(4, 2), Factor(2, 2)}
-
-
 @pytest.mark.parametrize(
     ("source", "target", "mesh"),
     [
@@ -120,12 +103,6 @@ def test_other_devices_have_no_common_refinement():
     assert refine(Layout.parse("f32[{x}2]", a), Layout.parse("f32[{x}2]", b)) is None
     assert not same_devices(a, b)
     assert same_devices(a, Mesh(p=2, q=2))
-
-
-def test_padding_is_stretched_to_fit_both():
-    refinement = refined("f32[{x}3/10]", "f32[10]", X4Y2)
-    assert refinement is not None
-    assert (refinement.padded, refinement.exact) == ((12,), False)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +134,6 @@ def test_prime_digits_split_held_digits_and_keep_the_meaning():
         split += len(primes.digits) > len(refinement.digits)
         holds(source, target, primes)
     assert split > 5
-
-
-def test_a_stride_is_cut_the_same_way_wherever_it_holds_a_digit():
-    """x=12 holds a digit in both layouts: its primes are the same strides before and after."""
-    refinement = refined("f32[{x}, 12]", "f32[12, {x}]", Mesh(x=12))
-    assert refinement is not None
-    before = [(d.src, d.radix) for d in prime_digits(refinement) if d.src is not None]
-    after = [(d.dst, d.radix) for d in prime_digits(refinement) if d.dst is not None]
-    assert before == after == [(6, 2), (3, 2), (1, 3)]
 
 
 def test_the_common_padding_is_the_least_that_fits_both():

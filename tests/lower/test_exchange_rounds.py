@@ -17,20 +17,12 @@ from reshard.plans.plan import Step
 from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs, random_crossing, random_pair
-from tests.lower.covering import busiest, covers, matchings
+from tests.lower.covering import covers, matchings
 from tests.oracle import tiles_of
 
 
 def exchange_of(before: Layout, after: Layout, chunk: int | None = None, device: int | None = None) -> Exchange:
     return lower_exchange(Step("exchange", before, after, StepMode(chunk)), device)
-
-
-def test_rounds_of_an_all_to_all_by_exchange():
-    """Three rounds of other pairs each; in pieces of at most 5 elements, a share of 16 makes four."""
-    lowered = exchange_of(*(Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 16]", "f32[16, {x}4]")), 5)
-    assert len(lowered.rounds) == 12 and {t.elements for turn in lowered.rounds for t in turn} == {4}
-    pairs = {(t.sender, t.receiver) for turn in lowered.rounds for t in turn}
-    assert pairs == {(a, b) for a in range(4) for b in range(4) if a != b}
 
 
 def test_kept_shares_cross_no_wire():
@@ -41,39 +33,6 @@ def test_kept_shares_cross_no_wire():
     assert local == ()
     assert [(t.sender, t.receiver) for t in turns[0]] == [(0, 0), (2, 1), (3, 2), (1, 3)]
     assert [(t.sender, t.receiver) for t in turns[1]] == [(2, 0), (0, 1), (1, 2), (3, 3)]
-
-
-def test_a_tile_is_reshaped_to_the_axes_that_boxes_need():
-    """The four rows of a tile stay together; its columns fall into three shares of two."""
-    lowered = exchange_of(Layout.parse("f32[{x}4, 6]", Mesh(x=3)), Layout.parse("f32[12, {x}2]", Mesh(x=3)))
-    assert (lowered.send.digits, lowered.receive.digits) == ((4, 6), (12, 2))
-    lowered = exchange_of(Layout.parse("f32[{x}4, 6]", Mesh(x=3)), Layout.parse("f32[12, 2{x}]", Mesh(x=3)))
-    assert lowered.send.digits == (4, 2, 3)  # every third column: a box of its own axis
-
-
-@pytest.mark.parametrize("chunk", [None, 1, 2, 3, 7, 100])
-@pytest.mark.parametrize(
-    ("mesh", "source", "target"),
-    [
-        (Mesh(x=3), "f32[{x}2, 6]", "f32[6, {x}2]"),
-        (Mesh(x=2, y=2), "f32[{x}{y}1, 6]", "f32[4, {x}3]"),
-        (Mesh(x=5), "f32[{x}3/11, 2]", "f32[11, 2]"),  # the last piece has padding, and one device nothing
-        (Mesh(x=3, y=2), "f32[{x}4/10]", "f32[{y}{x}2/10]"),
-        (Mesh(x=2, y=3), "f32[{x}6, 7]", "f32[{y}4, 7]"),
-        (Mesh(x=2), "f32[5{x}2]", "f32[{x}10]"),
-        (Mesh({"x": 4}, device_ids=[10, 3, 7, 20]), "f32[{x}3]", "f32[12]"),
-        (Mesh(x=4), "f32[0, {x}2]", "f32[0, 8]"),
-    ],
-)
-def test_every_element_arrives_once(mesh: Mesh, source: str, target: str, chunk: int | None):
-    before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
-    step = Step("exchange", before, after, StepMode(chunk))
-    lowered = lower_exchange(step)
-    turns = lowered.rounds
-    matchings(turns)
-    covers(step, lowered)
-    assert len(turns) == step.launches == busiest(turns)
-    assert all(t.elements <= (chunk or t.elements) for turn in turns for t in turn)
 
 
 @settings(max_examples=50)
@@ -185,27 +144,6 @@ def test_the_table_of_the_docstring_is_what_happens():
 
 
 # ---- any pair ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.fast(20)
-@pytest.mark.parametrize("chunk", [None, 1, 2, 3, 100])
-@pytest.mark.parametrize(
-    ("mesh", "source", "target"),
-    [
-        (Mesh(x=3), "f32[{x}2, 6]", "f32[6, {x}2]"),
-        (Mesh(x=5), "f32[{x}3]", "f32[15]"),
-        (Mesh(x=5), "f32[15]", "f32[{x}3]"),
-        (Mesh(x=3, y=3), "f32[{x}{y}1, 3]", "f32[9, {x}1]"),
-        (Mesh(x=2, y=3), "f32[{x}3, {y}2]", "f32[{x}{y}1, 6]"),
-        (Mesh(x=4, y=2), "f32[2{x}{y}2, 8]", "f32[2{y}{x}2, 8]"),
-        (Mesh(x=2, y=2, z=2), "f32[{x}{y}2, {z}4]", "f32[{z}4, 2{x}2]"),
-        (Mesh({"x": 3}, device_ids=[7, 2, 5]), "f32[{x}2, 6]", "f32[6, {x}2]"),
-    ],
-)
-def test_slots_end_with_the_target(mesh: Mesh, source: str, target: str, chunk: int | None):
-    before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
-    step = sound(before, after, chunk)
-    assert len(step.rounds) == Step("exchange", before, after, StepMode(chunk, in_place=True)).launches
 
 
 def test_random_pairs():

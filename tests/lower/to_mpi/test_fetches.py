@@ -95,29 +95,12 @@ def test_a_rank_serves_those_with_its_summand_only(mesh: Mesh):
         assert len(wanted) == 3
 
 
-def test_each_rank_begins_with_itself_and_goes_on_with_the_next():
-    mesh = Mesh(x=5)
-    source, target = Layout.parse("f32[{x}5, 10]", mesh), Layout.parse("f32[25, {x}2]", mesh)
-    for rank in range(5):
-        assert list(list_fetches(source, target, rank)) == [(rank + k) % 5 for k in range(5)]
-
-
 def test_holders_of_the_same_tile_share_the_load():
     """Three ranks hold each half, and three others lack it: every holder serves one of them."""
     mesh = Mesh(x=2, y=3)
     source, target = Layout.parse("f32[{x}6]", mesh), Layout.parse("f32[12]", mesh)
     served = Counter(giver for rank in range(6) for giver in list_fetches(source, target, rank) if giver != rank)
     assert served == dict.fromkeys(range(6), 1)
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_tiles_of_a_mesh_of_another_size(number: int):
-    """One rank that saved everything, three that load it: each of them reads its own part."""
-    alone, three = Layout.parse("f32[7]", Mesh()), Layout.parse("f32[{x}3/7]", Mesh(x=3))
-    (blocks,) = list_fetches(alone, three, 0, None, number).values()
-    tile = np.full(3, PADDING)
-    put(tile, blocks, taken(np.arange(7), blocks))
-    assert np.array_equal(tile, tiles_of(three)[number])
 
 
 def test_replicas_on_one_axis_of_two():
@@ -254,13 +237,6 @@ def test_givers_and_takers_agree_among_thousands(before: str, after: str, nodes:
     assert sum(map(elements, fetched.values())) == math.prod(target.shape[:1]) * 2
     for giver in list(fetched)[:: len(fetched) // 3]:
         assert list_across(source, target, giver, node_of, given=True)[device] == fetched[giver]
-
-
-def test_a_holder_on_the_same_node_is_asked():
-    source, target = Layout.parse("s32[6]", Mesh(x=4)), Layout.parse("s32[6]", Mesh({"d": 2}, device_ids=[5, 7]))
-    nodes = [0, 1, 2, 3, 4, 1, 4, 3]
-    asked = {d: list(list_across(source, target, d, nodes, given=False)) for d in (5, 7)}
-    assert asked == {5: [1], 7: [3]}
 
 
 # ---- Which rank has which tile: by device id, or by its order where every rank has one
