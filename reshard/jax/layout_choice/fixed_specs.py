@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,12 @@ def read_fixed(given: object, step: TracedStep, mesh: Mesh) -> FixedSpecs:
             f"fixed {quoted(given)}: give a dict of paths and specs, {{'params/w1': P('x')}}, or None to fix nothing"
         )
     paths: dict[str, Any] = {str(path).strip("/"): spec for path, spec in given.items()}  # pyright: ignore
-    named = {number: list(_list_fixed_paths(value, False)) for number, value in enumerate(step.arguments)}
-    returned = {number: list(_list_fixed_paths(value, True)) for number, value in enumerate(step.results)}
+    # An argument has a path by its name, and one by its number.
+    named = {
+        at: [value.name, "/".join([str(value.position), *value.name.split("/")[1:]])]
+        for at, value in enumerate(step.arguments)
+    }
+    returned = {at: [value.name] for at, value in enumerate(step.results)}
     every = {name for names in (*named.values(), *returned.values()) for name in names}
     for path in paths:
         if not any(map(_match_path(path).match, every)):
@@ -63,13 +67,6 @@ def read_fixed(given: object, step: TracedStep, mesh: Mesh) -> FixedSpecs:
     return FixedSpecs(
         _match_paths(paths, named, step.arguments, mesh), _match_paths(paths, returned, step.results, mesh)
     )
-
-
-def _list_fixed_paths(value: StepValue, returned: bool) -> Iterator[str]:
-    """The paths that an array has: by the argument's name, and by its number."""
-    yield value.name
-    if not returned:
-        yield "/".join([str(value.position), *value.name.split("/")[1:]])
 
 
 def _match_path(path: str) -> re.Pattern[str]:
