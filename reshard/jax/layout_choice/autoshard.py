@@ -189,13 +189,12 @@ class LayoutChoice:
         said: list[str] = []
         ours, mine = self._figures, self.best.planned
         made = [(each.name, each.compiled) for each in self.tried if each is not self.best and each.compiled]
-        small: list[tuple[str, int, int]] = []
-        for each in self.tried:
-            # Like is compared with like; an expert's program that fits as it is compiled is returned for its budget.
-            theirs, own, by = (each.compiled, ours, "") if each.compiled else (each.planned, mine, ", by the model,")
-            if theirs is not None and own is not None:
-                small.append((each.name + by, theirs.peak_bytes, own.peak_bytes))
-        name, least, most = min(small, key=lambda one: one[1] / max(1, one[2]))
+        # Like is compared with like, first what is known: an expert's program that was compiled fits its own peak.
+        small = [(name, each.peak_bytes, ours.peak_bytes) for name, each in made]
+        if not any(least < _LESS * most for _, least, most in small) and mine is not None:
+            plans = [(each.name, each.planned) for each in self.tried if each.planned and not each.compiled]
+            small = [(f"{name}, by the model,", each.peak_bytes, mine.peak_bytes) for name, each in plans]
+        name, least, most = min(small, key=lambda one: one[1], default=("", 0, 0))
         if least < _LESS * most:
             holds = f"holds {bytes_text(least)} where what is returned holds {bytes_text(most)}"
             said.append(f"{name} {holds}: budget={least} asks for no more than that")
@@ -210,7 +209,7 @@ class LayoutChoice:
             said.append(f"{name} {received}, but takes {seconds_text(more)} longer: {why} more")
         if any(each.compiled is None and not each.why for each in self.tried):
             said.append("compiled rows compare with compiled rows; what is only planned, compare='all' compiles")
-        if self.gap > 0:  # Of a choice that was made for memory alone, the bound says nothing.
+        if self.gap > 5e-4:  # Of a choice that was made for memory alone, the bound says nothing.
             most = f"takes at most {self.gap:.1%} longer than the best choice, by the model"
             said.append(f"what was chosen {most if self.gap < 10 else 'may be far from the best: no bound is known'}")
         specs = (*self.best.in_specs, *self.best.out_specs)

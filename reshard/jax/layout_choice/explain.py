@@ -102,7 +102,7 @@ def explain_choice(
     alike: defaultdict[tuple[str, str, str], list[PlacedMove]] = defaultdict(list)
     for move in moves:
         price = prices.price(move.source, move.target)
-        if price.seconds > 0:
+        if price.received_bytes:  # A slice of what a device has is a copy.
             alike[_say_change(move), bytes_text(price.received_bytes), seconds_text(price.seconds)].append(move)
     shown: list[tuple[str, str]] = []
     dearest = sorted(alike.items(), key=lambda item: -sum(costs[move] for move in item[1]))
@@ -368,7 +368,8 @@ def _list_avoided(
         words = _say_change(move)
         changes[name][words] = changes[name].get(words, 0) + move.times * price.received_bytes
     # By the sums of all moves of such a name: a rival may move less of one kind and more of another.
-    more = sorted((name for name in there if there[name] > here[name]), key=lambda name: here[name] - there[name])
+    more = [name for name in there if there[name] > here[name] and any(changes[name].values())]
+    more.sort(key=lambda name: here[name] - there[name])
     rows: list[tuple[str, str]] = []
     for name in more[:MOST_LISTED]:
         dearest = max(changes[name], key=lambda words: changes[name][words])
