@@ -149,7 +149,7 @@ def scatter_sum(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Seque
         members = math.lcm(*(len(groups[0]) for groups in levels))
 
         def has_even_tiles(block: Sequence[int]) -> bool:
-            *most, second, minor = (1, *block)
+            *most, second, minor = (1, 1, *block)
             tiles = math.prod(most) * -(-second // SUBLANES) * -(-minor // LANES)
             return minor >= LANES and second >= SUBLANES and tiles % members == 0
 

@@ -40,6 +40,7 @@ def measure(f, *shapes, **options) -> ExecutableFigures:
         ("f32[{dcn}{x}512, 8]", "f32[{x}1024, {dcn}4]"),
         ("f32[64, 64] + sum{x}", "f32[64, 64]"),
         ("f32[64, 64] + sum{dcn,x}", "f32[{x}16, {dcn}32]"),
+        ("f32[8] + sum{dcn,x}", "f32[{dcn}{x}1]"),
         ("f32[{x}16, {dcn}32]", "f32[{x:(2)2}{x:(1)2}16, {dcn}32]"),
     ],
 )
