@@ -163,6 +163,7 @@ class _GraphBuilder:
         self.stored = find_stored(flow)
         self.order = order or order_as_written(flow)
         self.end = self.order.length
+        self.copies = list(self.order.copies)
         self.drafts: list[_NodeDraft] = []
         self.tensors: dict[int, int] = {}  # by value
         self.born: dict[int, int] = {}
@@ -273,6 +274,11 @@ class _GraphBuilder:
                 self.drafts[node].only = list_splits_of_spec(fixed, flow.values[value].shape, self.mesh)
             view = self._dims_view(node, value)
         self.result_views[at] = view = view[0], replace(view[1], tensor=value)
+        # On a TPU there is room from the start for what the step returns, unless it takes the place of what is donated.
+        kept = flow.platform == "tpu" and (argument is None or argument not in self.step.donated)
+        if kept and (born := self.born.get(value, 0)):
+            self.copies.append((value, 0, born - 1, 1))
+            self.drafts[view[0]].writes.append(replace(view[1], tensor=-len(self.copies)))
         last = max(flow.ops)
         self.views[last][0][at] = view
         # An argument that is returned as its own next value moves nowhere.
@@ -497,7 +503,7 @@ class _GraphBuilder:
         named = dict(zip(flow.arguments, (given.name for given in self.step.arguments), strict=True))
         tensors: list[Tensor] = []
         for value in self.tensors:
-            copied, *span, count = self.order.copies[-1 - value] if value < 0 else (value, 1)
+            copied, *span, count = self.copies[-1 - value] if value < 0 else (value, 1)
             each = flow.values[copied]
             name = named.get(copied) or self._name(each.maker if each.maker >= 0 else max(each.inside, 0))
             if span:

@@ -38,7 +38,11 @@ _FUSED = _REPEATED | name_operations(
     "log log_plus_one logistic maximum minimum multiply negate not or popcnt power real reduce_precision remainder "
     "reverse round_nearest_afz round_nearest_even rsqrt select shift_left shift_right_arithmetic shift_right_logical "
     "sign sine sqrt subtract tan tanh xor"
-)
+) | frozenset(
+    f"chlo.{name}"
+    for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "digamma", "erf", "erf_inv", "erfc",
+                 "lgamma", "sinh", "square", "tan")
+)  # fmt: skip
 _RELAID = name_operations("reshape transpose")
 _FUSING = _FUSED | _RELAID | name_operations("reduce pad concatenate")
 _TILE = re.compile(r"T\((\d+(?:,\d+)*)\)")
@@ -151,7 +155,7 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
         else:
             leaves = len(fused) > 1 and name not in _REPEATED
         if on_tpu and leaves and maker >= 0 and -1 not in fused and (several or name in PRODUCTS):
-            last = _find_last_alone(flow, value, stored)
+            last = _find_last_alone(flow, value, stored, moments)
             if last != value:
                 stored.add(last)
                 ends[value] = frozenset([last])
@@ -180,21 +184,22 @@ def _find_sources(flow: StepFlow) -> tuple[dict[int, frozenset[int]], dict[int, 
     return sources, moments
 
 
-def _find_last_alone(flow: StepFlow, value: int, stored: set[int]) -> int:
-    """The last of the elementwise operations that follow a value one after the other, each the only reader of the one
-    before and not larger; the value, if they end in one that is stored."""
-    last = value
-    while len(flow.readers[last]) == 1:
-        ((reader, _),) = flow.readers[last]
-        if flow.ops[reader].name not in _FUSED | _RELAID:
-            break
-        (made,) = flow.ops[reader].results
+def _find_last_alone(flow: StepFlow, value: int, stored: set[int], moments: Mapping[int, int]) -> int:
+    """The last of the elementwise operations that follow a value in one kernel, each the only reader of the one before,
+    and not larger; the value, if they end in one that is stored. Sums beside them, as a bias's gradient, are results of
+    that kernel, too."""
+    last, maker = value, flow.ops[flow.values[value].maker]
+    moment = moments[maker.number] + (maker.name not in _FUSED | _RELAID)
+    while True:
+        readers = [each for each, _ in flow.readers[last] if flow.ops[each].name != "stablehlo.reduce"]
+        if len(readers) != 1 or moments[readers[0]] > moment or flow.ops[readers[0]].name not in _FUSED | _RELAID:
+            return last
+        (made,) = flow.ops[readers[0]].results
         if made in stored:
             return value
         if flow.values[made].nbytes > flow.values[last].nbytes:
-            break
+            return last
         last = made
-    return last
 
 
 def _place_needs(

@@ -20,10 +20,13 @@ import reshard.jax
 from reshard import hlo
 from reshard.jax.layout_choice.graph import build_graph
 from reshard.jax.layout_choice.liveness import RunOrder, order_as_compiled, order_as_written
+from reshard.jax.layout_choice.op_rules import read_op_rules
 from reshard.jax.layout_choice.step_flow import OpLayouts, StepFlow, StepLayouts, read_flow
 from reshard.jax.layout_choice.trace_step import read_step_program
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.synth.choice.assess import assess_splits
+from reshard.synth.choice.device_speed import DeviceSpeed
+from reshard.synth.choice.prices import MovePrices
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -157,6 +160,46 @@ def test_tpus_make_again_what_one_value_is_enough_for_and_store_what_two_product
     assert {names[value] for value in order.stored - set(flow.arguments)} == set(stored)
     if platform == "tpu":  # The gradient's product makes the tanh again, so that what it is made of is needed.
         assert order.needs[1, 0] == order.starts[4]
+
+
+def test_what_leads_on_to_a_smaller_value_is_stored_as_that_and_summed_up_beside() -> None:
+    """A gradient in f32: products read it in bf16, and a bias's gradient is its sum."""
+    tiles = "tensor<8x8xf32>", "tensor<8x8xbf16>"
+    product = "stablehlo.dot_general %{}, %{}, contracting_dims = [1] x [0] : ({}, {}) -> {}"
+    lines = [
+        f"%d = {product.format('x', 'x', tiles[1], tiles[1], tiles[0])}",
+        f"%p = {product.format('x', 'w', tiles[1], tiles[1], tiles[0])}",
+        f"%e = chlo.erf %p : {tiles[0]} -> {tiles[0]}",
+        f"%g = stablehlo.multiply %d, %e : {tiles[0]}",
+        "%z = stablehlo.constant dense<0.0> : tensor<f32>",
+        f"%s = stablehlo.reduce(%g init: %z) applies stablehlo.add across dimensions = [0] : ({tiles[0]}, tensor<f32>) "
+        "-> tensor<8xf32>",
+        f"%c = stablehlo.convert %g : ({tiles[0]}) -> {tiles[1]}",
+        f"%a = {product.format('c', 'x', tiles[1], tiles[1], tiles[1])}",
+        f"%b = {product.format('c', 'w', tiles[1], tiles[1], tiles[1])}",
+        f"return %s, %a, %b : tensor<8xf32>, {tiles[1]}, {tiles[1]}",
+    ]
+    head = f"func.func @main(%x: {tiles[1]}, %w: {tiles[1]}) -> (tensor<8xf32>, {tiles[1]}, {tiles[1]}) "
+    flow = read_flow(read_step_program(head + "{" + "\n".join(lines) + "}", platform="tpu"))
+    named = {op.results[0]: op.name.rpartition(".")[2] for op in flow.ops.values() if op.results}
+    stored = sorted(named[each] for each in order_as_written(flow).stored if each in named)
+    assert stored == ["constant", "convert", *["dot_general"] * 4, "reduce"]
+
+
+@pytest.mark.parametrize(("platform", "tiles"), [("tpu", 4), ("cpu", 3)])
+def test_on_tpus_there_is_room_for_results_from_the_start(platform: str, tiles: int) -> None:
+    """Of w, its square, the square of that and of that, two squares are live beside w, and the room for the last."""
+    tile, mesh = "tensor<8x8xbf16>", Mesh(x=2)
+    lines = [
+        f"%{new} = stablehlo.dot_general %{old}, %{old}, contracting_dims = [1] x [0] : ({tile}, {tile}) -> {tile}"
+        for old, new in ("wa", "ab", "bc")
+    ]
+    text = f"func.func @main(%w: {tile}) -> {tile} {{" + "\n".join([*lines, f"return %c : {tile}}}"])
+    step = read_step_program(text, platform=platform)
+    problem = build_graph(step, read_op_rules(step), mesh).problem
+    whole = tuple(((),) * len(node.sizes) for node in problem.nodes)
+    prices, speed = MovePrices(mesh, "tpu-v5p"), DeviceSpeed.preset("tpu-v5p")
+    assert assess_splits(problem, whole, (), prices, speed).peak_bytes == tiles * 128
 
 
 @pytest.mark.parametrize("frees", [True, False])
