@@ -167,8 +167,7 @@ def _guess_states(
     """States to pass through: first slices or gathers, then permutes that count as the target does."""
     home = _home_dims(after)
     opened = [[p for p in dim if p in home] for dim in before]
-    slices = (_slice_holders(source, before, after), _refine_holders(source, target, before, after))
-    every = [before, *slices, opened]
+    every = [before, _refine_holders(source, target, before, after), opened]
     for first in (state for at, state in enumerate(every) if state not in every[:at]):
         permuted = _count_like(source, first, after)
         for start in [[first]] if permuted is None else [[first, permuted], [first]]:
@@ -180,11 +179,8 @@ def _guess_states(
                     for order in islice(_list_orders(parked, after), 2):
                         yield [first, parked, *_move_one_by_one(parked, after, order)]
             if thorough:
-                # All trips, one by one in some orders, then together.
                 for order in _list_orders(start[-1], after):
                     yield [*start, *_move_one_by_one(start[-1], after, order)]
-                for ordered in (False, True):
-                    yield [*start, *_move_together(start[-1], after, ordered)]
     back = _count_like(target, after, before) if thorough else None
     if back is not None:
         yield [back]
@@ -262,22 +258,6 @@ def _count_like(layout: Layout, held: Holders, wanted: Holders, park: bool = Fal
         # Factors that will leave for another dim come last, where an all-to-all can take them.
         state.append(taken + sorted(filled, key=lambda p: home.get(p, at) != at))
     return state if state != held else None
-
-
-def _move_together(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:
-    """permute ; all_to_all ; permute: what leaves a dim goes last, then it moves, then each dim is put in order.
-
-    `ordered` puts what stays into the target's order at once, which may save the second permute.
-    """
-    home = _home_dims(wanted)
-    leaving = [[p for p in dim if home.get(p, at) != at] for at, dim in enumerate(held)]
-    staying = [[p for p in dim if home.get(p, at) == at] for at, dim in enumerate(held)]
-    if ordered:
-        rank = {p: n for dim in wanted for n, p in enumerate(dim)}
-        staying = [sorted(dim, key=lambda p: rank.get(p, len(rank))) for dim in staying]
-    moved = _flatten_dims(leaving)
-    landed = [dim + [p for p in moved if home[p] == at] for at, dim in enumerate(staying)]
-    return [held, [s + gone for s, gone in zip(staying, leaving, strict=True)], landed, _end_holders(landed, wanted)]
 
 
 def _list_orders(held: Holders, wanted: Holders) -> Iterator[Sequence[Trip]]:
