@@ -149,8 +149,8 @@ def test_what_others_need_less_of_is_said(choice):
 
     assert ": budget=7000 asks" in find_remark(peak_bytes=7000)
     assert not find_remark(received_bytes=1 << 10) and not find_remark(move_seconds=1.0)
-    assert find_remark(received_bytes=1 << 10, move_seconds=2e-3, launches=77).endswith("for its 77 moves more")
-    assert find_remark(received_bytes=1 << 10, move_seconds=0, work_seconds=1.0).endswith("for its work more")
+    assert find_remark(received_bytes=1 << 10, move_seconds=2e-3, launches=77).endswith("more for its 77 moves")
+    assert find_remark(received_bytes=1 << 10, move_seconds=0, work_seconds=1.0).endswith("more for its work")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])

@@ -205,10 +205,10 @@ class LayoutChoice:
         if other.received_bytes < _LESS * ours.received_bytes:
             moves = other.move_seconds - ours.move_seconds
             parts = ((moves, f"its {counted(other.launches, 'move')}"), (more - moves, "its work"))
-            why = listed([f"{seconds_text(by)} for {what}" for by, what in parts if by > 0])
+            why = listed([f"{seconds_text(by)} more for {what}" for by, what in parts if by > 0])
             few, many = (bytes_text(one.received_bytes) for one in (other, ours))
             received = f"receives {few} where what is returned receives {many}"
-            said.append(f"{name} {received}, but takes {seconds_text(more)} longer: {why} more")
+            said.append(f"{name} {received}, but takes {seconds_text(more)} longer: {why}")
         if any(each.compiled is None and not each.why for each in self.tried):
             said.append("compiled rows compare with compiled rows; what is only planned, compare='all' compiles")
         if self.gap > 5e-4:  # Of a choice that was made for memory alone, the bound says nothing.

@@ -265,11 +265,13 @@ def _group_arguments(
             names[move.tensor] = f"gradient of {name_pattern(name)}"
         groups["; ".join(words)].append((name, layout.size))
     ordered = sorted(groups.items(), key=lambda item: -sum(size for _, size in item[1]))
-    told = tuple(
-        GroupWords(tuple(dict.fromkeys(name_pattern(name) for name, _ in members)), len(members), words)
-        for words, members in ordered
-    )
-    return told, names
+    patterns = Counter(one for members in groups.values() for one in {name_pattern(name) for name, _ in members})
+    told: list[GroupWords] = []
+    for words, members in ordered:
+        # A pattern says which arrays are meant only if all of them are here.
+        called = (name_pattern(name) if patterns[name_pattern(name)] == 1 else name for name, _ in members)
+        told.append(GroupWords(tuple(dict.fromkeys(called)), len(members), words))
+    return tuple(told), names
 
 
 def _say_uses(moves: Sequence[PlacedMove]) -> list[str]:

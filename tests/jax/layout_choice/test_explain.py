@@ -121,6 +121,12 @@ def test_choices_that_have_a_name_are_told_in_its_words(name: str, prices: MoveP
     assert not any(group.words.startswith("batch") for group in said.groups)
 
 
+def test_a_pattern_stands_for_arrays_of_one_group(prices: MovePrices):
+    arguments = [("data/0", 0), ("state/0", 1), ("state/1", 2)]
+    said = explain_choice(PROBLEM, assess("columns", prices), arguments, prices, SPEED)
+    assert sorted(group.names for group in said.groups) == [("data/*",), ("state/0",), ("state/1",)]
+
+
 def test_a_rivals_moves_are_compared_with_those_that_were_chosen(prices: MovePrices):
     chosen, rival = assess("columns", prices), assess("FSDP", prices)
     faster = dataclasses.replace(chosen, seconds=0.6 * chosen.seconds)
