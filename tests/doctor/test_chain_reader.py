@@ -35,6 +35,7 @@ FIRST = "%a = f32[4,8]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,1},
 SECOND = "%b = f32[8,8]{1,0} all-gather(%c), channel_id=2, replica_groups={{0,2},{1,3}}, dimensions={0}"
 
 
+INNER = f"%inner {{\n  %p = f32[2,8]{{1,0}} parameter(0)\n  ROOT {GATHER}\n}}\n"
 USE = "ROOT %r = f32[8,8]{1,0} add(%b, %b)"
 
 
@@ -69,6 +70,11 @@ def named(chain):
 )  # fmt: skip
 def test_where_chains_begin_and_end(lines, expected):
     assert chains(*lines) == expected
+
+
+def test_a_collective_in_a_computation_that_no_region_opens():
+    call = "ROOT %r = f32[8,8]{1,0} custom-call(%p), called_computations={%inner}"
+    assert chains(call, before=INNER) == [(["g"], [], {}, set())]
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)

@@ -18,6 +18,7 @@ from reshard.geometry.exchange_stats import (
     dim_groups,
     fewest_received,
     largest_message,
+    shortest_run,
 )
 from reshard.geometry.figures import (
     ByDevice,
@@ -80,6 +81,29 @@ def test_the_largest_message_of_one_group_is_exact():
             seen += 1
             assert largest_message(source, target) == brute.largest_message(source, target), f"{source} -> {target}"
     assert seen > 40
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mesh", "received", "messages", "largest", "run"),
+    [
+        # Device 3 has one element of ten and fetches three tiles of three.
+        ("f32[{x}3/10]", "f32[10]", Mesh(x=4), 9, 3, 3, 1),
+        # Pieces 0-2, 3-5, 6-8, 9 and 0-4, 5-9; the device x=0, y=1 needs 5-9 and holds 0-2.
+        ("f32[{x}3/10]", "f32[{y}5]", Mesh(x=4, y=2), 5, 3, 3, 1),
+        # Thirds against halves: the middle device needs one element of each half, and holds one of them.
+        ("f32[{x}3]", "f32[{y}2]", Mesh(x=2, y=3), 2, 1, 2, 1),
+        # Seven devices share 50 rows of 3: pieces of 8 and a last one of 2.
+        ("f32[{x}8/50, 3]", "f32[50, 3]", Mesh(x=7), (50 - 2) * 3, 6, 24, 3),
+        ("f32[10]", "f32[{x}3/10]", Mesh(x=4), 0, 0, 0, 1),
+        ("f32[]", "f32[]", Mesh(x=2), 0, 0, 0, 1),
+    ],
+)
+def test_by_hand(source: str, target: str, mesh: Mesh, received: int, messages: int, largest: int, run: int):
+    layouts = pair(source, target, mesh)
+    assert fewest_received(*layouts) == received
+    assert count_rounds(*layouts) == messages
+    assert largest_message(*layouts) == largest
+    assert shortest_run(*layouts) == run
 
 
 @pytest.mark.parametrize(

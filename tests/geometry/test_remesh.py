@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.geometry.remesh import remesh
+from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
@@ -65,4 +65,56 @@ def test_by_hand(text: str, old: Mesh, new: Mesh, expected: str | None):
     assert moved is None if expected is None else str(moved) == expected
 
 
+def test_the_same_mesh_is_the_same_layout():
+    layout = Layout.parse("f32[{x}2]", Mesh(x=4))
+    assert remesh(layout, Mesh(x=4)) is layout
+
+
+def test_common_mesh():
+    assert common_mesh(Mesh(x=4, y=2), Mesh(x=2, y=4)) == Mesh(d0=2, d1=2, d2=2)
+    assert common_mesh(Mesh(x=6), Mesh(a=2, b=3)) == Mesh(d0=2, d1=3)
+    assert common_mesh(Mesh(a=3, b=2), Mesh(a=2, b=3)) is None
+    assert common_mesh(Mesh(x=4), Mesh(x=8)) is None
+    assert common_mesh(Mesh(x=2), Mesh({"x": 2}, device_ids=[1, 0])) is None
+    both = [Mesh({"x": 4}, device_ids=[3, 1, 2, 0]), Mesh({"a": 2, "b": 2}, device_ids=[3, 1, 2, 0])]
+    assert common_mesh(*both) == Mesh({"d0": 2, "d1": 2}, device_ids=[3, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("f32[{w:(1)2}6]", "f32[{z:(2)2}6]", Mesh(d0=2, d1=3, d2=2)),
+        ("f32[{w}3]", "f32[{z:(1)2}6]", None),  # positions 3 to 12 against 2 to 4
+        ("f32[12]", "f32[12]", Mesh(d0=12)),
+        ("f32[12] + sum{w:(2)2}", "f32[12]", Mesh(d0=2, d1=2, d2=3)),
+    ],
+)
+def test_a_mesh_of_the_sub_axes_that_two_layouts_use(source: str, target: str, expected: Mesh | None):
+    a, b = Layout.parse(source, Mesh(w=4, x=3)), Layout.parse(target, Mesh(y=3, z=4))
+    assert common_mesh(a.mesh, b.mesh) is None
+    mesh = mesh_of_used(a, b)
+    assert mesh == expected
+    if mesh is not None:
+        for layout in (a, b):
+            moved = remesh(layout, mesh)
+            assert moved is not None
+            assert [meaning(moved, d) for d in mesh.devices] == [meaning(layout, d) for d in mesh.devices]
+
+
 # Which devices two meshes have in common.
+
+
+@pytest.mark.parametrize(
+    ("other", "same", "apart"),
+    [
+        (Mesh(x=4, y=2), True, False),
+        (Mesh({"x": 8}, device_ids=[7, 6, 5, 4, 3, 2, 1, 0]), True, False),
+        (Mesh(x=4), False, False),
+        (Mesh({"x": 8}, device_ids=range(7, 15)), False, False),
+        (Mesh({"x": 8}, device_ids=range(8, 16)), False, True),
+    ],
+    ids=["other axes", "other order", "subset", "overlapping", "disjoint"],
+)
+def test_device_sets(other: Mesh, same: bool, apart: bool):
+    assert one_set(Mesh(x=8), other) == one_set(other, Mesh(x=8)) == same
+    assert disjoint(Mesh(x=8), other) == disjoint(other, Mesh(x=8)) == apart

@@ -69,6 +69,38 @@ def test_operands(call, operands):
     assert instruction(f'%r = f32[] {call}, metadata={{op_name="x"}}').operands == operands
 
 
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("f32[]", Array("f32", ())),
+        ("bf16[8,4]{1,0:T(8,128)(2,1)S(1)}", Array("bf16", (8, 4), "1,0:T(8,128)(2,1)S(1)")),
+        ("f32[<=8,2]{1,0}", Array("f32", (8, 2), "1,0")),
+        ("()", ()),
+        ("(f32[2]{0}, /*index=1*/s32[])", (Array("f32", (2,), "0"), Array("s32", ()))),
+        ("((f32[2]{0:T(256)}, ()), u32[]{:S(2)})", ((Array("f32", (2,), "0:T(256)"), ()), Array("u32", (), ":S(2)"))),
+    ],
+)
+def test_a_shape(text, shape):
+    assert instruction(f"%a = {text} custom-call()").shape == read_shape(text) == shape
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("f32[3,5]", 60),
+        ("f8e4m3fn[7]", 56 // 8),
+        ("bf16[7]", 14),
+        ("pred[3]", 3),
+        ("s4[3]", 2),
+        ("u1[9]", 2),
+        ("c64[2]", 16),
+        ("token[]", 0),
+    ],
+)
+def test_bytes(text, nbytes):
+    assert [array.nbytes for array in instruction(f"%a = {text} custom-call()").arrays] == [nbytes]
+
+
 def test_attributes_are_cut_at_the_outer_commas():
     one = instruction(
         "%r = f32[8]{0} while(%a), condition=%c, body=%b.1, sharding={devices=[2,1]<=[2]}, "

@@ -11,6 +11,7 @@ from reshard.doctor import examine
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
 from reshard.doctor.dataflow.scalars import UNKNOWN, Scalars
 from reshard.errors import NotationError
+from reshard.hlo import Array
 from tests.doctor.fragments import Analysis, text
 
 FUSED = """%fused {
@@ -112,6 +113,17 @@ def equal(*lines, names, before=""):
 def test_two_values_of_the_entry(first, second, expected):
     lines = ["%q = f32[2,8]{1,0} parameter(1)", f"%x = {first}", f"ROOT %y = {second}"]
     assert equal(*lines, names=("x", "y")) == expected
+
+
+def test_the_arrays_of_values():
+    start = "%s = (f32[2,8]{1,0}, f32[8,8]{1,0}) all-gather-start(%p), replica_groups={{0,1,2,3}}, dimensions={0}"
+    nested = "%c = (f32[3]{0}, (s32[], f32[5,7]{1,0})) custom-call(%p)"
+    analysis = Analysis(text(start, nested, "ROOT %d = f32[8,8]{1,0} all-gather-done(%s)"))
+    assert analysis.value("s").array == Array("f32", (8, 8), "1,0") and analysis.value("s").opcode == "all-gather"
+    assert analysis.value("c").array is None and analysis.value("c", (0, 1)).array is None
+    assert analysis.value("c", (1, 1)).array.dims == (5, 7)
+    origins = list(analysis.flow.array_origins(analysis.value("c")))
+    assert [value.path for value in origins] == [(0,), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(("names", "expected"), [("nm", True), ("st", True), ("no", False), ("su", False)])

@@ -239,6 +239,20 @@ def test_givers_and_takers_agree_among_thousands(before: str, after: str, nodes:
         assert list_across(source, target, giver, node_of, given=True)[device] == fetched[giver]
 
 
+def test_each_rank_begins_with_itself_and_goes_on_with_the_next():
+    mesh = Mesh(x=5)
+    source, target = Layout.parse("f32[{x}5, 10]", mesh), Layout.parse("f32[25, {x}2]", mesh)
+    for rank in range(5):
+        assert list(list_fetches(source, target, rank)) == [(rank + k) % 5 for k in range(5)]
+
+
+def test_a_holder_on_the_same_node_is_asked():
+    source, target = Layout.parse("s32[6]", Mesh(x=4)), Layout.parse("s32[6]", Mesh({"d": 2}, device_ids=[5, 7]))
+    nodes = [0, 1, 2, 3, 4, 1, 4, 3]
+    asked = {d: list(list_across(source, target, d, nodes, given=False)) for d in (5, 7)}
+    assert asked == {5: [1], 7: [3]}
+
+
 # ---- Which rank has which tile: by device id, or by its order where every rank has one
 
 
