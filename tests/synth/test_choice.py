@@ -53,6 +53,10 @@ def test_every_figure_and_the_best_choice_are_those_of_enumeration(seed):
         assert chosen.seconds == pytest.approx(best, abs=1e-6)
         assert chosen.bound_seconds == pytest.approx(best, abs=1e-3)
         assert budget is None or chosen.peak_bytes <= budget
+        # Who is content with what is near the best stops sooner, and by then has shown how near it is.
+        near = choose_splits(problem, prices, SPEED, budget, gap=0.05)
+        assert near.bound_seconds - 1e-6 <= best <= near.seconds + 1e-6 and near.gap <= 0.05 + 1e-6
+        assert budget is None or near.peak_bytes <= budget
     assert SplitSearch(problem, prices, SPEED, gap=0.0).find_smallest().peak_bytes == peaks[0]
     with pytest.raises(BudgetError) as refused:
         choose_splits(problem, prices, SPEED, peaks[0] - 1 + 7, extra_bytes=7, gap=0.0)

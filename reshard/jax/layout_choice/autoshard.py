@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -146,9 +145,10 @@ class LayoutChoice:
             doubled = 2 * self.search.budget
             # Corrected as the choice was: the model by itself may have no room for what the compiler has.
             unseen = self._figures.peak_bytes - planned.peak_bytes
-            # Nothing may be found in what is left of the time.
-            with suppress(BudgetError, PlanError), self.search.limit_search("solve", 1.0) as seconds:
-                larger.append((doubled, self.search.splits.choose(doubled, unseen, seconds=seconds)))
+            with self.search.limit_search("solve", 1.0) as seconds:
+                found = self.search.splits.find_within(doubled, unseen, seconds=seconds)
+            if found is not None:  # Nothing may be found in what is left of the time.
+                larger.append((doubled, found))
         state = {numbers[at] for at in step.carried.values()}
         return explain_choice(problem, planned, named, self.search.prices, self.search.speed, rival, larger, state)
 

@@ -25,7 +25,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec
 
 from reshard import hlo
-from reshard.errors import BudgetError, PlanError, ReshardError, shortened
+from reshard.errors import ReshardError, shortened
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
 from reshard.jax.layout_choice.emit import emit_step
 from reshard.jax.layout_choice.experts import OWN, Expert, list_experts, write_expert
@@ -48,6 +48,7 @@ from reshard.types.mesh import Mesh
 log = logging.getLogger(__name__)
 CHOSEN = "chosen"
 _CORRECTIONS = 3
+_COMPILES = 2 + _CORRECTIONS  # Of what is chosen: the first, after each correction, and what holds least.
 _EXPERT_SECONDS, _EXPERT_GAP = 5.0, 0.02
 
 
@@ -112,11 +113,9 @@ class LayoutSearch:
         graph, splits, unseen = self.graph, self.splits, None
         tries: list[tuple[int, TriedLayouts]] = []
         for _ in range(_CORRECTIONS + 1):
-            try:
-                with self.limit_search("solve") as seconds:
-                    chosen = splits.choose(None if unseen is None else self.budget, unseen or 0, seconds=seconds)
-            except (BudgetError, PlanError) as error:  # Nothing fits, or nothing was found in time.
-                log.debug("%s", error)
+            with self.limit_search("solve") as seconds:
+                chosen = splits.find_within(None if unseen is None else self.budget, unseen or 0, seconds=seconds)
+            if chosen is None:  # Nothing fits, or nothing was found in time.
                 break
             chosen = self.graph.renumber(chosen, graph)
             tried = self.compile_assignment(chosen)
@@ -142,9 +141,17 @@ class LayoutSearch:
             log.debug("%s exceeds the budget %s, the model %d", tried.compiled, self.budget, told.peak_bytes)
         # What the compiler needs beyond the model differs by program, so this may fit though the model has no hope.
         with self.limit_search("solve") as seconds:
-            least = self.compile_assignment(self.splits.find_smallest(seconds=seconds))
+            least = self.splits.find_smallest(seconds=seconds)
+        known = {(each.planned.peak_bytes, each.planned.seconds) for _, each in tries if each.planned is not None}
+        for small in [least, *self.splits.list_smallest(_COMPILES)]:
+            if (small.peak_bytes, small.seconds) in known:
+                continue
+            known.add((small.peak_bytes, small.seconds))
+            tried = self.compile_assignment(small)
+            tries.append((0 if tried.compiled is None else tried.compiled.peak_bytes, tried))
+            if self.fits(tried) or len(tries) >= _COMPILES:
+                break
         # A refusal names the least that was compiled, which the least by the model need not be.
-        tries.append((0 if least.compiled is None else least.compiled.peak_bytes, least))
         return min(tries, key=lambda each: each[0])[1]
 
     def fits(self, tried: TriedLayouts) -> bool:

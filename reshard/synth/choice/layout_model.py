@@ -45,7 +45,8 @@ Weights: TypeAlias = defaultdict[int, float]
 class MemoryRow(NamedTuple):
     """That a device holds at most the budget at a position, and if a tensor is given, with what its move there needs.
 
-    `how` is "late" or "anew" for the kept or own copy of the reader `which`, "early" for the copy in layout `which`.
+    `how` is "late" or "anew" for the kept or own copy of the reader `which`, "late" for both if they are made at one
+    position, and "early" for the copy in layout `which`.
     """
 
     position: int
@@ -136,6 +137,10 @@ class LayoutModel:
             if (self.tables.group_of[node], index) in apart
         }
         return tuple(chosen[group] for group in self.tables.group_of), frozenset(anew)
+
+    def list_kept(self, values: np.ndarray) -> list[int]:
+        """The variables of reads that do not make any part of their own copy."""
+        return [column for column in self._anew.values() if values[column] < 1e-6]
 
     def _list_detailed(self, positions: Iterable[int]) -> set[int]:
         """The flows of which rows at these positions ask which copies are kept."""
@@ -284,18 +289,27 @@ class LayoutModel:
                 for column, weight in self._weighed[number, place].items():
                     held[column] += many * weight
             if row.tensor in flow.tensors:
-                reads = self._reads[number]
                 # Moves at one position run one after the other: each has a row of its own.
-                copies = reads.early if row.how == "early" else getattr(reads, row.how)[row.which]
-                for pair, columns in copies.items():
-                    if pair[0] != pair[1] and (row.how != "early" or pair[1] == row.which):
-                        _add_weights(held, columns, tables.beside(pair))
+                for pair, columns in self._list_moves(self._reads[number], row):
+                    _add_weights(held, columns, tables.beside(pair))
         for group, columns in zip(tables.groups, self.columns, strict=True):
             for node in (self.problem.nodes[number] for number in group.nodes):
                 if any(self.problem.tensors[node.writes[write].tensor].born == position for _, write in node.reuses):
                     for column, split in zip(columns.tolist(), group.splits, strict=True):
                         held[column] -= sum(n for at, n in list_reused(self.problem, node, split) if at == position)
         return held
+
+    def _list_moves(self, reads: _Reads, row: MemoryRow) -> list[tuple[Pair, list[int]]]:
+        """The moves of which at most one runs where a row is, in which pairs, and the variables that say so."""
+        if row.how == "early":
+            return [(pair, columns) for pair, columns in reads.early.items() if pair[1] == row.which != pair[0]]
+        use = self.tables.uses[row.tensor]
+        assert use is not None  # it moves
+        _, _, access = use.reads[row.which]
+        # One copy is made for a read, to be kept or not: apart, a part of each would need a part of the room.
+        both = [reads.late, reads.anew] if access.first == access.at else [getattr(reads, row.how)]
+        moves = [item for copies in both for item in copies[row.which].items()]
+        return [(pair, columns) for pair, columns in moves if pair[0] != pair[1]]
 
     def _find_place(self, tensor: int, position: int) -> _Place | None:
         use, about = self.tables.uses[tensor], self.problem.tensors[tensor]

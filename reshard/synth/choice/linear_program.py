@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -16,14 +16,15 @@ from reshard.errors import PlanError
 class Solution:
     """Values of the variables, None where none were found, and a lower bound on the objective.
 
-    `impossible` says that there are none. `prices`, of a program whose variables need not be whole, are by how much the
-    cost falls with the upper bound of each row.
+    `impossible` says that there are none. Of a program whose variables need not be whole, `prices` are by how much the
+    cost falls with the upper bound of each row, and `more` by how much it rises at least with each variable.
     """
 
     values: np.ndarray | None
     bound: float
     impossible: bool
     prices: np.ndarray | None = None
+    more: np.ndarray | None = None
 
 
 class LinearProgram:
@@ -56,21 +57,25 @@ class LinearProgram:
         self._high.append(high)
         return len(self._low) - 1
 
-    def solve(self, gap: float, time_limit: float) -> Solution:
-        """The least cost within a relative `gap`, or the least that is found in so many seconds."""
+    def solve(self, gap: float, time_limit: float, without: Sequence[int] = ()) -> Solution:
+        """The least cost within a relative `gap`, or the least that is found in so many seconds, `without` some
+        variables."""
         if not self.costs:
             return self._solve_nothing()
         optimize, matrix = self._load_solver()
+        upper = np.array(self.upper)
+        upper[list(without)] = 0.0
         found = optimize.milp(
             self.costs,
             integrality=self._whole,
-            bounds=optimize.Bounds(0.0, self.upper),
+            bounds=optimize.Bounds(0.0, upper),
             constraints=[optimize.LinearConstraint(matrix, self._low, self._high)],
             options={"mip_rel_gap": gap, "time_limit": max(time_limit, 0.1)},
         )
-        bound = -np.inf if found.mip_dual_bound is None else float(found.mip_dual_bound)
         # Status 2 is infeasible, 4 "infeasible or unbounded", and what is chosen here is bounded.
-        return Solution(found.x, bound, found.status in (2, 4))
+        impossible = found.status in (2, 4)
+        bound = np.inf if impossible else -np.inf if found.mip_dual_bound is None else float(found.mip_dual_bound)
+        return Solution(found.x, bound, impossible)
 
     def relax(self, time_limit: float) -> Solution:
         """The least cost if no variable need be whole, with the prices of the rows."""
@@ -91,10 +96,17 @@ class LinearProgram:
             options={"time_limit": max(time_limit, 0.1)},
         )
         if found.status != 0:
-            return Solution(None, -np.inf, found.status == 2)
+            return Solution(None, np.inf if found.status == 2 else -np.inf, found.status == 2)
         prices = np.zeros(len(low))
         prices[below] = -found.ineqlin.marginals[: int(below.sum())]
-        return Solution(found.x, float(found.fun), False, prices)
+        return Solution(found.x, float(found.fun), False, prices, found.lower.marginals)
+
+    def cut_off(self, most: float, relaxed: Solution) -> None:
+        """Asks for at most that cost, and leaves out each variable that is 0, or 1 and costs more by a relaxation."""
+        if relaxed.more is not None:
+            for column in np.flatnonzero(relaxed.bound + relaxed.more > most).tolist():
+                self.upper[column] = 0.0
+        self.add_row({column: cost for column, cost in enumerate(self.costs) if cost}, high=most)
 
     def _solve_nothing(self) -> Solution:
         """Of a step without a choice, such as one of scalars: the solver takes no program without variables."""

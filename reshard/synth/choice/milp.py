@@ -46,6 +46,9 @@ DEARER = 16
 PRICED_SPLITS = 400
 """Bytes are priced among so many splits at first."""
 
+FASTER_SECONDS = 2.0
+"""Of choices that hold the fewest bytes the fastest is looked for in so many seconds."""
+
 PRICINGS = 10
 """Bytes are priced so many times before whole choices are looked for."""
 
@@ -107,19 +110,41 @@ class SplitSearch:
         fitting = (each for each in self._seen if budget is None or each.peak_bytes <= budget)
         return min(fitting, key=lambda each: each.seconds, default=None)
 
-    def smallest_seen(self) -> Assignment:
-        """The choice seen that holds the fewest bytes."""
-        return min(self._seen, key=lambda each: each.peak_bytes)
+    def list_smallest(self, most: int) -> list[Assignment]:
+        """Of the choices seen at most so many that differ in their figures, those that hold the fewest bytes; of equal
+        ones the faster first."""
+        distinct = {(each.peak_bytes, each.seconds): each for each in self._seen}
+        return [distinct[figures] for figures in sorted(distinct)[:most]]
 
-    def choose(self, budget: int | None = None, extra_bytes: int = 0, *, seconds: float | None = None) -> Assignment:
-        """What `choose_splits` returns, in so many seconds if they are given."""
-        self._set_clock(seconds)
+    def choose(self, budget: int | None = None, extra_bytes: int = 0) -> Assignment:
+        """What `choose_splits` returns."""
+        found = self.find_within(budget, extra_bytes)
+        if found is not None:
+            return found
+        if budget is None:
+            raise PlanError("no choice of layouts was found in time: give a longer time_limit")
+        # Neither found nor shown to be impossible in time: the fewest bytes settle which.
+        self.until += 0.3 * self._limit
+        least = self.find_smallest()
+        if least.peak_bytes + extra_bytes <= budget:
+            return least
+        smallest = least.peak_bytes + extra_bytes
+        raise BudgetError(
+            f"no choice of layouts keeps to {bytes_text(budget)} on each device; give {bytes_text(smallest)}, "
+            "the least that was found, or more",
+            smallest,
+        )
+
+    def find_within(
+        self, budget: int | None, extra_bytes: int = 0, *, seconds: float | None = None
+    ) -> Assignment | None:
+        """What `choose_splits` returns, in so many seconds if they are given; None if nothing was found."""
+        # Some of the time is for the fewest bytes, should nothing fit.
+        self._set_clock(0.7 * self._limit if seconds is None else seconds)
         if self._free is None:
             self._free = self.find_best(None)
         most = None if budget is None else max(0, budget - extra_bytes)
         if most is None or (self._free is not None and self._free.peak_bytes <= most):
-            if self._free is None:
-                raise PlanError("no choice of layouts was found in time: give a longer time_limit")
             return self._free
         # Without a budget nothing is faster than this, so that with one nothing is.
         seen, bound = self.fastest_within(most), 0.0 if self._free is None else self._free.bound_seconds
@@ -128,24 +153,8 @@ class SplitSearch:
         self.rows = {}
         if self._free is not None:
             self.add_rows(self._free, most)
-        # Some of the time is for the fewest bytes, should nothing fit.
-        until = self.until
-        self.until -= 0.3 * (until - time.process_time())
         # What no choice can keep to at a single position need not be looked for.
-        found = None if self.rows and self.bound_bytes() * (1 - 1e-6) > most else self.find_best(most)
-        if found is not None:
-            return found
-        self.until = until
-        # Neither found nor shown to be impossible in time: the fewest bytes settle which.
-        least = self.find_smallest()
-        if least.peak_bytes <= most:
-            return least
-        smallest = least.peak_bytes + extra_bytes
-        raise BudgetError(
-            f"no choice of layouts keeps to {bytes_text(budget or 0)} on each device; give {bytes_text(smallest)}, "
-            "the least that was found, or more",
-            smallest,
-        )
+        return None if self.rows and self.bound_bytes() * (1 - 1e-6) > most else self.find_best(most)
 
     def find_best(self, budget: int | None) -> Assignment | None:
         """The fastest choice within a budget, with a bound; None if there is none, or none was found in time."""
@@ -155,17 +164,20 @@ class SplitSearch:
         unit = _round_unit(budget or 1)
         for splits in (self._decode(bounds), [self.tables.groups[group].splits[0] for group in self.tables.group_of]):
             self._repair(splits, (), budget)
+        excess = list(bounds.excess)
+        # What every choice with each split takes at least.
+        floors = [least + more for more in excess]
         if budget is not None:
             # Ten times the time of the whole program for all bytes of the budget again: more than memory is worth.
-            least = self._price_memory(bounds, least, budget, self.scale, unit, 10 * max(least, 1.0))
-        # What is looked for under other prices does not touch these.
-        excess = list(bounds.excess)
-        if budget is not None:
+            priced = self._price_memory(bounds, least, budget, self.scale, unit, 10 * max(least, 1.0))
+            # Not all bytes are counted where they have a price, so that one bound is above the other here and there.
+            floors = [np.maximum(floor, priced + more) for floor, more in zip(floors, bounds.excess, strict=True)]
+            excess = list(bounds.excess)
             self._find_any(bounds, budget)
-        lower = least
+        lower = least = max((float(floor.min()) for floor in floors), default=least)
         for width in WIDTHS:
             # Typical choices cost about a thousand; where the bound is nothing, so is every part of it.
-            more = width * max(least, 1.0)
+            reach = least + width * max(least, 1.0)
             best = self.fastest_within(budget)
             # Within a budget a program takes most of the time, for less than the gap.
             near = self.gap / 50 if budget is None else self.gap
@@ -173,13 +185,13 @@ class SplitSearch:
                 break
             if best is not None and width > WIDTHS[0]:
                 # Who takes a split that adds more than this cannot be better than the best by more than the gap.
-                more = min(more, best.seconds * self.scale / (1 + self.gap) - least)
-            kept = [np.flatnonzero((e <= more + 1e-9) | u) for e, u in zip(excess, self.used, strict=True)]
-            everything = all(len(k) == len(e) for k, e in zip(kept, excess, strict=True))
-            found = self._solve(kept, budget, unit)
+                reach = min(reach, best.seconds * self.scale / (1 + self.gap))
+            kept = [np.flatnonzero((f <= reach + 1e-9) | u) for f, u in zip(floors, self.used, strict=True)]
+            everything = all(len(k) == len(f) for k, f in zip(kept, floors, strict=True))
             # Where nothing was left out the program's own bound holds.
-            reach = np.inf if everything else least + more
-            bound = reach if found.impossible else min(found.bound, reach)
+            reach = np.inf if everything else reach
+            found = self._solve(kept, budget, unit, reach)
+            bound = min(found.bound, reach)
             lower = max(lower, bound)
             best = self.fastest_within(budget)
             # Sums of the bound and of the choice differ in the last places.
@@ -230,7 +242,7 @@ class SplitSearch:
         self.add_rows(best, 0)
         # What is fastest is often split as far as can be, so that only copies made anew are left to save.
         self._repair(best.splits, best.anew, 0)
-        best = self.smallest_seen()
+        best = self.list_smallest(1)[0]
         if best.peak_bytes <= self.bound_bytes() * (1 + self.gap):
             return best
         # Where memory alone counts nearly all splits are as good as others: some of the seconds tell them apart.
@@ -242,7 +254,7 @@ class SplitSearch:
             bounds.price_bytes(prices)
             self._price_memory(bounds, self._raise_bound(bounds), 0, scale, unit, 1.0)
             prices = bounds.byte_prices
-            best = self.smallest_seen()
+            best = self.list_smallest(1)[0]
         # With the seconds taken out again, what is left bounds the bytes: a weighted mean of peaks is at most the peak.
         alone = LabelBounds(self.problem, self.tables, 0.0)
         alone.price_bytes(prices)
@@ -250,7 +262,7 @@ class SplitSearch:
         # Less and less is asked for, as long as it is found.
         while best.peak_bytes > least * (1 + self.gap):
             self._find_any(self._bounds, target := int(0.97 * best.peak_bytes))
-            best = self.smallest_seen()
+            best = self.list_smallest(1)[0]
             if best.peak_bytes > target:
                 break
         for width in (1e-4, 1e-2, np.inf):
@@ -266,9 +278,8 @@ class SplitSearch:
                 found = model.program.solve(self.gap, self._slice())
                 if found.values is None:
                     break
-                splits, anew = model.read_splits(found.values)
-                chosen = assess_splits(self.problem, splits, anew, self.prices, self.speed)
-                best = chosen if chosen.peak_bytes < best.peak_bytes else best
+                chosen = self.offer(*model.read_splits(found.values))
+                best = self.list_smallest(1)[0]
                 # The bound is one on peaks at some positions, hence on all.
                 lower = found.bound * unit
                 if best.peak_bytes <= lower * (1 + self.gap) + 0.5 or time.process_time() > self.until:
@@ -278,7 +289,9 @@ class SplitSearch:
             # With splits left out, only the bound without any program says that nothing holds less.
             if best.peak_bytes <= least * (1 + self.gap) + 0.5 or everything or time.process_time() > self.until:
                 break
-        return best
+        # Others that are as small, or smaller, may be faster.
+        self.until = min(self.until, time.process_time() + FASTER_SECONDS)
+        return self.find_best(best.peak_bytes) or best
 
     def bound_bytes(self) -> float:
         """What every choice holds for certain at the first position that has a row, the worst of the choice seen."""
@@ -395,20 +408,42 @@ class SplitSearch:
                 if (group_of[node], index) in keys
             }
 
-    def _solve(self, kept: Sequence[np.ndarray], budget: int | None, unit: int) -> Solution:
-        """Looks for the best choice among some splits, with rows for memory added until it keeps to the budget."""
+    def _solve(self, kept: Sequence[np.ndarray], budget: int | None, unit: int, reach: float) -> Solution:
+        """Looks for the best choice among some splits, with rows for memory added until it keeps to the budget.
+
+        Where some choice is known, it need not be told that none costs less than `reach`, but no more.
+        """
         tables = restrict_splits(self.tables, kept)
         while True:
             rows = {} if budget is None else self.rows
             model = LayoutModel(self.problem, tables, rows, budget or 0, self.scale, unit)
             # Where memory binds, the last half of a percent takes most of the time.
-            found = model.program.solve(self.gap / (5 if budget is None else 2), self._slice())
-            if found.values is None:
-                return found
-            chosen = self.offer(*model.read_splits(found.values))
-            # The figures are counted again, apart from the program: its rows can err only by costing a round.
-            if budget is None or chosen.peak_bytes <= budget or time.process_time() > self.until:
-                return found
+            program, gap, most = model.program, self.gap / (5 if budget is None else 2), np.inf
+            relaxed = program.relax(self._slice()) if rows else Solution(None, -np.inf, False)
+            if relaxed.impossible:
+                return relaxed
+            chosen = None
+            if relaxed.values is not None:
+                # Whether copies are kept is what relaxations leave open: first only those that this one makes anew may
+                # be. A whole choice near it is found soon.
+                found = program.solve(gap, self._slice(), model.list_kept(relaxed.values))
+                chosen = None if found.values is None else self.offer(*model.read_splits(found.values))
+            if chosen is None or chosen.peak_bytes <= (budget or np.inf):
+                best = self.fastest_within(budget)
+                if self.gap and best is not None and relaxed.values is not None:
+                    # Solvers are not told of a choice that is known: with a row for it they look for better ones alone.
+                    most = best.seconds * self.scale / (1 + self.gap)
+                    if relaxed.bound >= min(most, reach):
+                        return relaxed
+                    program.cut_off(most, relaxed)
+                found = program.solve(gap, self._slice())
+                if found.values is None:
+                    return replace(found, bound=most if found.impossible else max(found.bound, relaxed.bound))
+                chosen = self.offer(*model.read_splits(found.values))
+                # The figures are counted again, apart from the program: its rows can err only by costing a round.
+                if budget is None or chosen.peak_bytes <= budget or time.process_time() > self.until:
+                    return found
+            assert budget is not None  # it is exceeded
             self._repair(chosen.splits, chosen.anew, budget)
             self.add_rows(chosen, budget)
 
@@ -432,7 +467,8 @@ class SplitSearch:
                 row = MemoryRow(move.at, move.tensor, "early", numbers[move.target])
             else:
                 which = min(i for i, (node, index, _) in enumerate(use.reads) if (node, index) in move.reads)
-                row = MemoryRow(move.at, move.tensor, "late" if move.kept else "anew", which)
+                anew = not move.kept and use.reads[which][2].first != move.at
+                row = MemoryRow(move.at, move.tensor, "anew" if anew else "late", which)
             worst[move.at] = (total, row)
         ranked = sorted(worst.values(), reverse=True)
         # Positions beside each other often hold the same: the worst of all, and those that stand out among neighbours.
