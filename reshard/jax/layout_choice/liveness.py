@@ -101,7 +101,7 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
             flow.values[value].nbytes
             for value in taken
             if (flow.values[value].maker >= 0 or value in flow.donated)
-            and all(ready.get(reader, after + 1) <= after for reader, _ in flow.readers[value])
+            and all(ready.get(reader, reader) <= after for reader, _ in flow.readers[value])
         )
         made = {value for at in group for value in flow.ops[at].results if value in stored}
         if freed < sum(flow.values[value].nbytes for value in made):
@@ -128,8 +128,10 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
 def find_stored(flow: StepFlow) -> frozenset[int]:
     """The values that lie in memory of their own."""
     on_tpu, stored = flow.platform == "tpu", set[int]()
-    fusing = _FUSING.union(PRODUCTS) if on_tpu else _FUSING
-    sources, moments = _find_sources(flow)
+    elementwise = _list_elementwise(flow)
+    names = _FUSING.union(PRODUCTS) if on_tpu else _FUSING
+    fusing = elementwise | {at for at, op in flow.ops.items() if op.name in names}
+    sources, moments = _find_sources(flow, elementwise)
     # For a value that is not stored, the stored ones that it is fused into; -1 is an operation that fuses nothing.
     ends: dict[int, frozenset[int]] = {}
     # From the last on: what a value is fused into is known before it.
@@ -138,9 +140,9 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
         name = flow.ops[maker].name if maker >= 0 else ""
         fused = set[int]()
         for reader, _ in flow.readers[value]:
-            for made in flow.ops[reader].results if flow.ops[reader].name in fusing else ():
+            for made in flow.ops[reader].results if reader in fusing else ():
                 fused |= {made} if made in stored else ends[made]
-            if flow.ops[reader].name not in fusing:
+            if reader not in fusing:
                 fused.add(-1)
         ends[value] = frozenset(fused)
         # Each product is a kernel of its own; what else can run at the same moment is one.
@@ -148,24 +150,37 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
         several = len({(moments[at], at >= 0 and flow.ops[at].name in PRODUCTS and at) for at in makers}) > 1
         if name in _RELAID:  # What it is made of is stored for those who read it, but for what leaves a region.
             leaves = any(flow.ops[reader].name in RETURN for reader, _ in flow.readers[value])
-        elif -1 in fused or name not in _FUSED:
+        elif -1 in fused or maker not in elementwise:
             leaves = True
         elif on_tpu:
             leaves = several and len(sources[value]) > 1
         else:
             leaves = len(fused) > 1 and name not in _REPEATED
         if on_tpu and leaves and maker >= 0 and -1 not in fused and (several or name in PRODUCTS):
-            last = _find_last_alone(flow, value, stored, moments)
+            last = _find_last_alone(flow, value, stored, moments, elementwise)
             if last != value:
                 stored.add(last)
                 ends[value] = frozenset([last])
-                leaves = name not in _FUSED
+                leaves = maker not in elementwise
         if leaves:
             stored.add(value)
     return frozenset(stored)
 
 
-def _find_sources(flow: StepFlow) -> tuple[dict[int, frozenset[int]], dict[int, int]]:
+def _list_elementwise(flow: StepFlow) -> frozenset[int]:
+    """The operations that XLA fuses into others, or others into them. For TPUs a scatter of one element a row, as of a
+    cross entropy's gradient, is one: it compares each place with the row's index."""
+    found = {at for at, op in flow.ops.items() if op.name in _FUSED | _RELAID}
+    for at, op in flow.ops.items():
+        if flow.platform == "tpu" and op.name == "stablehlo.scatter" and len(op.operands) == 3:
+            into, _, updates = (flow.values[operand] for operand in op.operands)
+            pairs = list(zip(into.shape, updates.shape, strict=False))
+            if len(into.shape) == len(updates.shape) and [b for a, b in pairs if a != b] == [1]:
+                found.add(at)
+    return frozenset(found)
+
+
+def _find_sources(flow: StepFlow, elementwise: frozenset[int]) -> tuple[dict[int, frozenset[int]], dict[int, int]]:
     """From which large values each is made elementwise, and after how many others, one after the other, each operation
     can run at the earliest that is not elementwise."""
     sources: dict[int, frozenset[int]] = {}
@@ -173,26 +188,27 @@ def _find_sources(flow: StepFlow) -> tuple[dict[int, frozenset[int]], dict[int, 
     moments, made_at = {-1: 0}, dict[int, int]()
     for at, op in sorted(flow.ops.items()):
         moments[at] = max((made_at.get(operand, 0) for operand in op.operands), default=0)
-        elementwise = op.name in _FUSED | _RELAID
         for result in op.results:
             large = [each for each in op.operands if 8 * flow.values[each].nbytes >= flow.values[result].nbytes]
-            found = {x for each in large if elementwise for x in made_of.get(each, (each,))}
+            found = {x for each in large if at in elementwise for x in made_of.get(each, (each,))}
             sources[result] = frozenset(found)
-            alone = elementwise and (len(found) < 2 or len(flow.readers[result]) < 2)
+            alone = at in elementwise and (len(found) < 2 or len(flow.readers[result]) < 2)
             made_of[result] = sources[result] if alone else frozenset([result])
-            made_at[result] = moments[at] + (not elementwise)
+            made_at[result] = moments[at] + (at not in elementwise)
     return sources, moments
 
 
-def _find_last_alone(flow: StepFlow, value: int, stored: set[int], moments: Mapping[int, int]) -> int:
+def _find_last_alone(
+    flow: StepFlow, value: int, stored: set[int], moments: Mapping[int, int], elementwise: frozenset[int]
+) -> int:
     """The last of the elementwise operations that follow a value in one kernel, each the only reader of the one before,
     and not larger; the value, if they end in one that is stored. Sums beside them, as a bias's gradient, are results of
     that kernel, too."""
-    last, maker = value, flow.ops[flow.values[value].maker]
-    moment = moments[maker.number] + (maker.name not in _FUSED | _RELAID)
+    last, maker = value, flow.values[value].maker
+    moment = moments[maker] + (maker not in elementwise)
     while True:
         readers = [each for each, _ in flow.readers[last] if flow.ops[each].name != "stablehlo.reduce"]
-        if len(readers) != 1 or moments[readers[0]] > moment or flow.ops[readers[0]].name not in _FUSED | _RELAID:
+        if len(readers) != 1 or moments[readers[0]] > moment or readers[0] not in elementwise:
             return last
         (made,) = flow.ops[readers[0]].results
         if made in stored:

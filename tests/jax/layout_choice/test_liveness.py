@@ -22,7 +22,7 @@ from reshard.jax.layout_choice.graph import build_graph
 from reshard.jax.layout_choice.liveness import RunOrder, order_as_compiled, order_as_written
 from reshard.jax.layout_choice.op_rules import read_op_rules
 from reshard.jax.layout_choice.step_flow import OpLayouts, StepFlow, StepLayouts, read_flow
-from reshard.jax.layout_choice.trace_step import read_step_program
+from reshard.jax.layout_choice.trace_step import read_step_program, trace_step
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.synth.choice.assess import assess_splits
 from reshard.synth.choice.device_speed import DeviceSpeed
@@ -133,7 +133,7 @@ def test_the_peak_is_the_compilers_once_it_was_asked(mesh: JaxMesh) -> None:
 
 # Two layers, the gradient of the first weight by what the second makes, and updates last, as programs have them.
 LAYERS = """func.func @main(%w: tensor<8x8xbf16> {tf.aliasing_output = 0 : i32}, %x: tensor<8x8xbf16>)
-    -> (tensor<8x8xbf16>, tensor<8x8xbf16>) {
+    -> (tensor<8x8xbf16>, tensor<8x8xbf16>, tensor<8x8xbf16>) {
   %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
       : (tensor<8x8xbf16>, tensor<8x8xbf16>) -> tensor<8x8xbf16>
   %n = stablehlo.tanh %h : tensor<8x8xbf16>
@@ -146,7 +146,7 @@ LAYERS = """func.func @main(%w: tensor<8x8xbf16> {tf.aliasing_output = 0 : i32},
   %z = stablehlo.dot_general %m, %x, contracting_dims = [1] x [0]
       : (tensor<8x8xbf16>, tensor<8x8xbf16>) -> tensor<8x8xbf16>
   %u = stablehlo.subtract %w, %g : tensor<8x8xbf16>
-  return %u, %z : tensor<8x8xbf16>, tensor<8x8xbf16>
+  return %u, %z, %y : tensor<8x8xbf16>, tensor<8x8xbf16>, tensor<8x8xbf16>
 }"""
 
 
@@ -160,6 +160,17 @@ def test_tpus_make_again_what_one_value_is_enough_for_and_store_what_two_product
     assert {names[value] for value in order.stored - set(flow.arguments)} == set(stored)
     if platform == "tpu":  # The gradient's product makes the tanh again, so that what it is made of is needed.
         assert order.needs[1, 0] == order.starts[4]
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cpu"])
+def test_tpus_scatter_one_element_a_row_inside_of_what_reads_it(platform: str) -> None:
+    def f(x: Any, index: Any) -> Any:
+        return jax.grad(lambda x: jnp.take_along_axis(jnp.tanh(x @ x), index, 1).sum())(x)
+
+    shapes = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((8, 1), jnp.int32)
+    flow = read_flow(trace_step(f, shapes, platform=platform))
+    (scattered,) = [op.results[0] for op in flow.ops.values() if op.name == "stablehlo.scatter"]
+    assert (scattered in order_as_written(flow).stored) is (platform == "cpu")
 
 
 def test_what_leads_on_to_a_smaller_value_is_stored_as_that_and_summed_up_beside() -> None:
@@ -206,7 +217,7 @@ def test_on_tpus_there_is_room_for_results_from_the_start(platform: str, tiles: 
 def test_an_update_that_frees_memory_runs_as_soon_as_it_can(frees: bool) -> None:
     text = LAYERS
     if not frees:  # The weights are not the step's to write over, and the gradient is returned.
-        text = text.replace(" {tf.aliasing_output = 0 : i32}", "").replace("return %u, %z", "return %u, %g")
+        text = text.replace(" {tf.aliasing_output = 0 : i32}", "").replace("%z, %y :", "%z, %g :")
     order = order_as_written(read_flow(read_step_program(text)))
     gradient, other, update = 5, 6, 7
     assert order.starts[gradient] < order.starts[update]
