@@ -167,7 +167,8 @@ def _guess_states(
     """States to pass through: first slices or gathers, then permutes that count as the target does."""
     home = _home_dims(after)
     opened = [[p for p in dim if p in home] for dim in before]
-    every = [before, _refine_holders(source, target, before, after), opened]
+    slices = (_slice_holders(source, before, after), _refine_holders(source, target, before, after))
+    every = [before, *slices, opened]
     for first in (state for at, state in enumerate(every) if state not in every[:at]):
         permuted = _count_like(source, first, after)
         for start in [[first]] if permuted is None else [[first, permuted], [first]]:
