@@ -193,7 +193,10 @@ class LayoutSearch:
             row = TriedLayouts(expert.name, expert.in_shardings, expert.out_shardings, None)
             try:
                 with self.limit_search("experts", 1 / left) as seconds:
-                    row = replace(row, planned=self._plan_expert(expert, seconds))
+                    planned = self._plan_expert(expert, seconds)
+                row = replace(row, planned=planned)
+                # What is chosen for other budgets is no slower from now on.
+                self.splits.offer(planned.splits, planned.anew)
                 with measure_time(self.spent, "experts"):
                     row = replace(row, module=write_expert(self.step, expert, self.mesh))
             except ReshardError as error:

@@ -164,15 +164,13 @@ class SplitSearch:
         unit = _round_unit(budget or 1)
         for splits in (self._decode(bounds), [self.tables.groups[group].splits[0] for group in self.tables.group_of]):
             self._repair(splits, (), budget)
-        excess = list(bounds.excess)
         # What every choice with each split takes at least.
-        floors = [least + more for more in excess]
+        floors = [least + more for more in bounds.excess]
         if budget is not None:
             # Ten times the time of the whole program for all bytes of the budget again: more than memory is worth.
             priced = self._price_memory(bounds, least, budget, self.scale, unit, 10 * max(least, 1.0))
             # Not all bytes are counted where they have a price, so that one bound is above the other here and there.
             floors = [np.maximum(floor, priced + more) for floor, more in zip(floors, bounds.excess, strict=True)]
-            excess = list(bounds.excess)
             self._find_any(bounds, budget)
         lower = least = max((float(floor.min()) for floor in floors), default=least)
         for width in WIDTHS:
@@ -203,17 +201,17 @@ class SplitSearch:
         best = self.fastest_within(budget)
         if best is None:
             return None
-        best = self._split_ties(best, excess, budget)
+        best = self._split_ties(best, floors, budget)
         return replace(best, bound_seconds=min(lower / self.scale, best.seconds))
 
-    def _split_ties(self, chosen: Assignment, excess: Sequence[np.ndarray], budget: int | None) -> Assignment:
+    def _split_ties(self, chosen: Assignment, floors: Sequence[np.ndarray], budget: int | None) -> Assignment:
         """The choice with what does no work in smaller tiles where that costs nothing else: solvers do not see it."""
-        for group, more in zip(self.tables.groups, excess, strict=True):
+        for group, least in zip(self.tables.groups, floors, strict=True):
             if not any(self.problem.nodes[node].held_bytes for node in group.nodes):
                 continue
             now = group.splits.index(chosen.splits[group.nodes[0]])
             # Few are as good by the bounds, and of these the first ones are as a rule as good in this choice.
-            alike = (group.seconds < group.seconds[now]) & (more <= more[now] + 1e-3)
+            alike = (group.seconds < group.seconds[now]) & (least <= least[now] + 1e-3)
             for other in sorted(np.flatnonzero(alike).tolist(), key=group.seconds.__getitem__)[:4]:
                 changed = dict.fromkeys(group.nodes, group.splits[other])
                 splits = [changed.get(node, split) for node, split in enumerate(chosen.splits)]
