@@ -36,6 +36,8 @@ from reshard.types.mesh import Mesh
 from reshard.types.whole import primes
 
 _CONTRACTED = re.compile(r"\d+")
+_CALLING = ("while", "conditional", "call", "async-start")
+_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
 _KERNEL = re.compile(r"_([a-z0-9]+)->")
 
 
@@ -168,10 +170,6 @@ def count_work(module: Module, inside: Computation, speed: DeviceSpeed) -> _Work
         flops = sum(each for each, _ in products)
         found.append(_Work(speed.work_seconds(flops, touched, products[0][1] if products else ""), flops, touched))
     return _Work(*map(sum, zip(_Work(), *found, strict=True)))
-
-
-_CALLING = ("while", "conditional", "call", "async-start")
-_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
 
 
 def _list_products(module: Module, inside: Computation, among: Sequence[Instruction]) -> Iterator[tuple[float, str]]:
