@@ -40,6 +40,9 @@ WIDTHS = (0.002, 0.03, 0.3, np.inf)
 PROVED_SPLITS = 100
 """With more splits than these, the smallest budget is the least that was found among the good ones."""
 
+MOST_SPLITS = 2_000
+"""A program has no more splits than these, but of as many groups as there are."""
+
 DEARER = 16
 """So often bytes grow twice as dear where a budget is exceeded, until some choice keeps to it."""
 
@@ -184,6 +187,8 @@ class SplitSearch:
             if best is not None and width > WIDTHS[0]:
                 # Who takes a split that adds more than this cannot be better than the best by more than the gap.
                 reach = min(reach, best.seconds * self.scale / (1 + self.gap))
+            # On three axes thousands of splits cost nearly the same: programs of all of them are not solved in time.
+            reach = max(least, min([reach, *np.sort(np.concatenate(floors))[MOST_SPLITS:][:1]])) if floors else reach
             kept = [np.flatnonzero((f <= reach + 1e-9) | u) for f, u in zip(floors, self.used, strict=True)]
             everything = all(len(k) == len(f) for k, f in zip(kept, floors, strict=True))
             # Where nothing was left out the program's own bound holds.
