@@ -301,14 +301,18 @@ class LayoutModel:
 
     def _list_moves(self, reads: _Reads, row: MemoryRow) -> list[tuple[Pair, list[int]]]:
         """The moves of which at most one runs where a row is, in which pairs, and the variables that say so."""
-        if row.how == "early":
-            return [(pair, columns) for pair, columns in reads.early.items() if pair[1] == row.which != pair[0]]
-        use = self.tables.uses[row.tensor]
+        use, tile_bytes = self.tables.uses[row.tensor], self.tables.tile_bytes
         assert use is not None  # it moves
+        # Of a tensor that is read once, any pair may be one that is made at birth, or one that is made for the read.
+        copies = reads.early if row.how == "early" else reads.late[row.which]
+        born = {p for p in copies if tile_bytes[p[1]] < tile_bytes[p[0]] and not use.kept_by_program}
+        if row.how == "early":
+            return [(pair, columns) for pair, columns in copies.items() if pair[1] == row.which and pair in born]
         _, _, access = use.reads[row.which]
+        late = [(pair, columns) for pair, columns in copies.items() if pair not in born]
+        anew = list(reads.anew[row.which].items())
         # One copy is made for a read, to be kept or not: apart, a part of each would need a part of the room.
-        both = [reads.late, reads.anew] if access.first == access.at else [getattr(reads, row.how)]
-        moves = [item for copies in both for item in copies[row.which].items()]
+        moves = [*late, *anew] if access.first == access.at else anew if row.how == "anew" else late
         return [(pair, columns) for pair, columns in moves if pair[0] != pair[1]]
 
     def _find_place(self, tensor: int, position: int) -> _Place | None:
