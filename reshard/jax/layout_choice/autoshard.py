@@ -390,13 +390,14 @@ def choose_layouts(
             f"replaces, or take a larger mesh",
             smallest,
         )
-    best = _pick_best(search, fitting)
+    best = _pick_best(fitting)
     return LayoutChoice(search, wires, options.network is None, tuple(tried), best)
 
 
-def _pick_best(search: LayoutSearch, fitting: Sequence[tuple[TriedLayouts, ExecutableFigures]]) -> TriedLayouts:
-    """What was chosen, or the fastest of those that are faster by both counts of work, that of the compiled module and
-    the model's, or that move less and take hardly longer: moves are known, and work is guessed.
+def _pick_best(fitting: Sequence[tuple[TriedLayouts, ExecutableFigures]]) -> TriedLayouts:
+    """What was chosen, unless others are faster by both counts of work, that of the compiled module and the model's:
+    then the fastest of these. Where one moves less than that and takes hardly longer, it is returned instead: moves
+    are known, and work is guessed.
 
     What a module shows of work differs by what the compiler fused: of two programs with equal work, 1.46 ms and 1.87
     were read on a TPU. And the model's count is of the best that a compiler could make of an expert's shardings.
@@ -407,17 +408,19 @@ def _pick_best(search: LayoutSearch, fitting: Sequence[tuple[TriedLayouts, Execu
         work = 0.0 if each.planned is None else each.planned.seconds - each.planned.move_seconds
         return figures.seconds, figures.move_seconds + work
 
-    (first, ours), chosen = fitting[0], sum_both(*fitting[0])
-
-    def is_better(each: TriedLayouts, figures: ExecutableFigures) -> bool:
-        less = 1.001 * figures.move_seconds < ours.move_seconds
-        less = less and figures.received_bytes < 1.001 * ours.received_bytes
-        faster = all(a < _CLOSE * b for a, b in zip(sum_both(each, figures), chosen, strict=True))
-        return faster or (less and figures.seconds < _GUESSED * ours.seconds)
-
-    if first.name == CHOSEN:
-        fitting = [pair for pair in fitting if is_better(*pair)] or fitting[:1]
-    return min(fitting, key=lambda pair: pair[1].seconds)[0]
+    chosen = sum_both(*fitting[0])
+    faster = [pair for pair in fitting if all(a < _CLOSE * b for a, b in zip(sum_both(*pair), chosen, strict=True))]
+    # Where what was chosen is not among them, it does not fit.
+    candidates = (faster or fitting[:1]) if fitting[0][0].name == CHOSEN else fitting
+    fastest, ours = min(candidates, key=lambda pair: pair[1].seconds)
+    less = [
+        (each, figures)
+        for each, figures in fitting
+        if 1.001 * figures.move_seconds < ours.move_seconds
+        and figures.received_bytes < 1.001 * ours.received_bytes
+        and figures.seconds < _GUESSED * ours.seconds
+    ]
+    return min(less, key=lambda pair: pair[1].seconds, default=(fastest, ours))[0]
 
 
 def _describe_program(tried: TriedLayouts) -> dict[str, Any]:
