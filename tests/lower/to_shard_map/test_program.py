@@ -240,6 +240,20 @@ def test_random_views(kind: str):
 
 
 @pytest.mark.fast(1)
+@pytest.mark.parametrize("seed", [99, 326])
+def test_devices_without_a_message_in_a_round_keep_what_they_have(seed: int):
+    """What arrives on them is zeros, which belong nowhere: the element at place 0 has been copied there before."""
+    case = random_case(random.Random(seed), "int32", most=96)
+    move = case.move
+    plan = chain(
+        move.source, move.target, [StepSpec("exchange", move.target, StepMode(view=move.view))], view=move.view
+    )
+    (step,) = lower_plan(plan).instructions
+    assert isinstance(step, Exchange) and step.local
+    check_move(move, case.reference, plan)
+
+
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", [398, 329])
 def test_weights_passed_on_among_the_same_devices(seed: int):
     """Experts that fewer devices hold than need them are filled in beside others."""
