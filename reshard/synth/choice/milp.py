@@ -47,7 +47,7 @@ DEARER = 16
 """So often bytes grow twice as dear where a budget is exceeded, until some choice keeps to it."""
 
 PRICED_SPLITS = 400
-"""Bytes are priced among so many splits at first."""
+"""Bytes are priced among so many splits at first; a program of all of them is solved in seconds."""
 
 FASTER_SECONDS = 2.0
 """Of choices that hold the fewest bytes the fastest is looked for in so many seconds."""
@@ -412,24 +412,24 @@ class SplitSearch:
             }
 
     def _solve(self, kept: Sequence[np.ndarray], budget: int | None, unit: int, reach: float) -> Solution:
-        """Looks for the best choice among some splits, with rows for memory added until it keeps to the budget.
-
-        Where some choice is known, it need not be told that none costs less than `reach`, but no more.
-        """
+        """Looks for the best choice among some splits, with rows for memory added until it keeps to the budget; once
+        some choice is known, for a proof at most that none costs less than `reach`."""
         tables = restrict_splits(self.tables, kept)
+        few = sum(len(group.splits) for group in self.tables.groups) <= PRICED_SPLITS
         while True:
             rows = {} if budget is None else self.rows
             model = LayoutModel(self.problem, tables, rows, budget or 0, self.scale, unit)
             # Where memory binds, the last half of a percent takes most of the time.
             program, gap, most = model.program, self.gap / (5 if budget is None else 2), np.inf
             relaxed = program.relax(self._slice()) if rows else Solution(None, -np.inf, False)
-            if relaxed.impossible:
+            chosen, best = None, self.fastest_within(budget)
+            # No program says more than what the splits left out add: better choices are looked for among all, if few.
+            if relaxed.impossible or (few and best is not None and relaxed.bound >= reach):
                 return relaxed
-            chosen = None
             if relaxed.values is not None:
                 # Whether copies are kept is what relaxations leave open: first only those that this one makes anew may
-                # be. A whole choice near it is found soon.
-                found = program.solve(gap, self._slice(), model.list_kept(relaxed.values))
+                # be. A whole choice near it is found soon; of few the other program takes less time to find the best.
+                found = program.solve(20 * self.gap if few else gap, self._slice(), model.list_kept(relaxed.values))
                 chosen = None if found.values is None else self.offer(*model.read_splits(found.values))
             if chosen is None or chosen.peak_bytes <= (budget or np.inf):
                 best = self.fastest_within(budget)
