@@ -110,14 +110,18 @@ class LayoutSearch:
         """What the model chooses, if it fits the budget as compiled: nothing is faster. Else what it chooses within the
         budget, with memory as the compiler used it and what it needs beyond that, or less; where that leads to nothing
         that fits, what needs the least memory by the model."""
-        graph, splits, unseen = self.graph, self.splits, None
-        tries: list[tuple[int, TriedLayouts]] = []
+        # Accounts of memory, the nearest to what was compiled first, with what the compiler needs beyond each.
+        accounts, tries = [(self.graph, self.splits, 0)], list[tuple[int, TriedLayouts]]()
         for _ in range(_CORRECTIONS + 1):
-            with self.limit_search("solve") as seconds:
-                chosen = splits.find_within(None if unseen is None else self.budget, unseen or 0, seconds=seconds)
+            chosen = None
+            for graph, splits, unseen in accounts:
+                with self.limit_search("solve") as seconds:
+                    found = splits.find_within(self.budget if tries else None, unseen, seconds=seconds)
+                if found is not None:
+                    chosen = self.graph.renumber(found, graph)
+                    break
             if chosen is None:  # Nothing fits, or nothing was found in time.
                 break
-            chosen = self.graph.renumber(chosen, graph)
             tried = self.compile_assignment(chosen)
             if self.fits(tried):
                 return tried
@@ -125,20 +129,19 @@ class LayoutSearch:
             # exceeded by what is compiled, this very choice exceeds it from now on.
             compiled = 0 if tried.compiled is None else tried.compiled.peak_bytes
             tries.append((compiled, tried))
-            graph, splits = self.graph, self.splits
-            told = splits.offer(chosen.splits, chosen.anew)
+            told = self.splits.offer(chosen.splits, chosen.anew)
+            accounts = [(self.graph, self.splits, compiled - told.peak_bytes)]
             if tried.order is not None:
                 given = self.fixed.arguments, self.fixed.results
                 learned = build_graph(self.step, self.rules, self.mesh, *given, tried.order)
                 same = learned.renumber(chosen, self.graph)
                 search = SplitSearch(learned.problem, self.prices, self.speed, self.time_limit)
-                again = search.offer(same.splits, same.anew)
                 # Buffers of moves are not told apart in a compiled program. Where they matter most the first guess may
-                # be as good: the one that says more nearly what was compiled is believed.
-                if abs(again.peak_bytes - compiled) < abs(told.peak_bytes - compiled):
-                    graph, splits, told = learned, search, again
-            unseen = compiled - told.peak_bytes
-            log.debug("%s exceeds the budget %s, the model %d", tried.compiled, self.budget, told.peak_bytes)
+                # be as good.
+                again = search.offer(same.splits, same.anew)
+                accounts.append((learned, search, compiled - again.peak_bytes))
+                accounts.sort(key=lambda account: abs(account[2]))
+            log.debug("%s exceeds the budget %s, the model by %d", tried.compiled, self.budget, accounts[0][2])
         # What the compiler needs beyond the model differs by program, so this may fit though the model has no hope.
         with self.limit_search("solve") as seconds:
             least = self.splits.find_smallest(seconds=seconds)
