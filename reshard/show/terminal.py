@@ -19,7 +19,7 @@ from rich.text import Text
 
 PROSE = 100  # Columns: longer lines of prose are hard to read.
 _BETWEEN = 3  # Columns of a terminal between those of a table.
-_NAMES = 40  # Columns of a name beside what is said of it; longer ones have lines of their own.
+_NAMES = 40  # The widest name that shares a line with its text; a longer one has a line of its own.
 PIPED = 4096  # Wider than any table: a program that reads a pipe expects one row per line.
 
 NAME, GOOD, BAD, FAINT, STEP = "bold", "green", "bold red", "dim", "cyan"
@@ -104,7 +104,7 @@ def print_facts(out: Console, rows: Sequence[tuple[str, str]], good: Container[s
 
 
 def print_name(out: Console, mark: str) -> str:
-    """The mark of what is said of a name: the name, but of a long one, which is printed here, a few spaces."""
+    """The text's margin: the name itself, or an indent below a name too long to share the line, printed here."""
     if len(mark) <= _NAMES + 4:
         return mark
     for line in textwrap.wrap(mark, min(out.width, PROSE), subsequent_indent=mark[: -len(mark.lstrip())]):

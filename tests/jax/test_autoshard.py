@@ -265,7 +265,7 @@ def test_what_experts_plan_is_emitted_where_nothing_is_found_in_time(mesh, monke
     shapes = list_shapes()
     free = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, compare="none").peak_bytes
     choice = reshard.jax.autoshard(update, mesh, *shapes, network=NETWORK, budget=free - 4096)
-    # Nor is anything for twice the budget, of which nothing is said then.
+    # With no time left, nothing is found for twice the budget either, and the explanation leaves that sentence out.
     assert "returned" in choice.report() and "budget" not in choice.explanation.memory
     monkeypatch.undo()
     assert choice.peak_bytes < free - 4096

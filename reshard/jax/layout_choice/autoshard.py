@@ -7,7 +7,8 @@
               an expert would write, and of the user's own shardings
 
 Of what was compiled and fits the budget, what was chosen is returned, unless another program is faster by both counts
-of its work, the compiled module's and the model's; its collectives are timed as compiled in either.
+of its work, the compiled module's and the model's, or moves less and is hardly slower; collectives are timed as
+compiled in either count.
 """
 
 # jax annotates its functions only in part.
@@ -54,9 +55,9 @@ from reshard.types.whole import whole
 
 COMPARE = ("none", "best", "all")
 _FIGURES = ("received", "peak", "moves", "work", "total")
-_LESS = 0.95  # Who receives or holds less than this part of what is returned is told of.
+_LESS = 0.95  # A remark names a program that receives or holds less than this part of what is returned.
 _MOVED_AS = {"bfloat16": "float32", "float8_e4m3fn": "float16", "float8_e5m2": "float16"}  # by XLA on CPU
-_GUESSED = 1.05  # Work that is so much less may be no less.
+_GUESSED = 1.05  # The error of modelled work: a program that moves less may be slower by this factor.
 _CLOSE = 0.99  # A choice may be as far from the best by itself; nearer ones are as fast.
 ASSUMED = Network.uniform(1e-6, 1e10)
 """The network of devices whose links nobody measured, named or knows."""

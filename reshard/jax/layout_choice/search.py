@@ -108,8 +108,8 @@ class LayoutSearch:
 
     def compile_chosen(self) -> TriedLayouts:
         """What the model chooses, if it fits the budget as compiled: nothing is faster. Else what it chooses within the
-        budget, with memory as the compiler used it and what it needs beyond that, or less; where that leads to nothing
-        that fits, what needs the least memory by the model."""
+        budget, corrected by what the last program was found to hold; where that leads to nothing that fits, the choices
+        that hold least by the model, up to `_COMPILES` programs in all. Of those that do not fit, the smallest."""
         # Accounts of memory, the nearest to what was compiled first, with what the compiler needs beyond each.
         accounts, tries = [(self.graph, self.splits, 0)], list[tuple[int, TriedLayouts]]()
         for _ in range(_CORRECTIONS + 1):
@@ -198,7 +198,7 @@ class LayoutSearch:
                 with self.limit_search("experts", 1 / left) as seconds:
                     planned = self._plan_expert(expert, seconds)
                 row = replace(row, planned=planned)
-                # What is chosen for other budgets is no slower from now on.
+                # The search then knows this choice, and returns none that is slower within any budget that it fits.
                 self.splits.offer(planned.splits, planned.anew)
                 with measure_time(self.spent, "experts"):
                     row = replace(row, module=write_expert(self.step, expert, self.mesh))
