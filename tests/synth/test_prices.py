@@ -146,4 +146,5 @@ def test_what_receives_nothing_is_a_copy():
     assert prices.price(rows, columns).seconds == rs.plan(rows, columns, network="h100").seconds
     assert prices.price(rows, rows).seconds == 0
     estimates = prices.estimate_seconds([whole, rows], [rows, columns])
-    assert estimates[0].tolist() == [prices.price(whole, each).seconds for each in (rows, columns)]
+    exact = [[prices.price(source, target).seconds for target in (rows, columns)] for source in (whole, rows)]
+    assert estimates.tolist() == exact

@@ -170,6 +170,9 @@ class MovePrices:
         return (source, target) if wide is None else (replace(source, dtype=wide), replace(target, dtype=wide))
 
     def _estimate_class(self, number: int, source: Layout, target: Layout) -> float:
+        # Every layout of a class is where it is, if one is: what stays is no copy.
+        if source == target:
+            return 0.0
         source, target = self._widen(source, target)
         nbytes = math.prod(source.shape) * dtypes.bits(source.dtype) // 8
         stretch = sum(edge <= nbytes for edge in self._edges)
