@@ -4,7 +4,8 @@
     move_seconds     these one after another, by the model that plans are timed by
     flops            products and convolutions on one device, loops as often as they run
     touched_bytes    what the kernels on one device read and write in memory, loops as often as they run
-    work_seconds     one kernel after another, each as long as its products or its memory take, as the model has it
+    work_seconds     one kernel after another, collectives left out, each as long as its products or its memory take, as
+                     the model has it
     peak_bytes       what a device's main memory must have room for, by the compiler's own account: arguments, results
                      and temporaries, with the gaps between them
 
@@ -27,6 +28,7 @@ import numpy as np
 from reshard import hlo
 from reshard.hlo import Collective, Computation, Instruction, Module
 from reshard.hlo.text_reader import compiled_platform
+from reshard.jax.layout_choice.op_work import count_taps
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.cost import Links, predict_collective
@@ -36,9 +38,11 @@ from reshard.types.mesh import Mesh
 from reshard.types.whole import primes
 
 _CONTRACTED = re.compile(r"\d+")
-_CALLING = ("while", "conditional", "call", "async-start")
+_CALLING = ("while", "conditional", "call", "async-start", "call-start")
+_WAITING = ("-start", "-done", "async-update", "call-update")
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
-_KERNEL = re.compile(r"_([a-z0-9]+)->")
+_LABELS = re.compile(r"(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"(\w+)=(-?\d[\dx_-]*)")
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,11 @@ def count_work(module: Module, inside: Computation, speed: DeviceSpeed) -> _Work
             each = [_Work(*(runs * n for n in count_work(module, module.computation(at), speed))) for at in one.called]
             found += [max(each, default=_Work())] if one.opcode == "conditional" else each
             continue
-        if one.opcode in _FREE or one.opcode.endswith(("-start", "-done")):
+        # What waits for another operation takes nothing, and a collective, also one with its slices in a kernel, what
+        # `move_seconds` has.
+        moved = (each.opcode for at in one.called for each in module.computation(at).instructions)
+        kinds = {each.removesuffix("-start") for each in (one.opcode, *moved)}
+        if one.opcode in _FREE or one.opcode.endswith(_WAITING) or not kinds.isdisjoint(hlo.KINDS):
             continue
         # Of a large operand a slice is read, and an update is written in place.
         sizes = [sum(array.nbytes for array in inside.by_name[name].arrays) for name in one.operands]
@@ -208,7 +216,20 @@ def _count_product(inside: Computation, one: Instruction) -> float:
     if one.opcode == "dot":
         contracted = map(int, _CONTRACTED.findall(one.attributes.get("lhs_contracting_dims", "")))
         return 2.0 * made * math.prod(first[dim] for dim in contracted)
-    # Each element of the result sums over all of the kernel, but for its output features: `_io01->` has them at `o`.
-    kernel = _KERNEL.search(one.attributes.get("dim_labels", ""))
-    features = second[kernel[1].index("o")] if kernel is not None else 1
-    return 2.0 * made * math.prod(second) / max(features, 1)
+    # The spatial dims of both operands and of the result are numbered, `0b1f_1oi0->0b1f`, as are those of the window.
+    labels = _LABELS.search(one.attributes.get("dim_labels", ""))
+    if labels is None:
+        return 2.0 * made * math.prod(second)
+    of_image, of_kernel, of_result = labels.groups()
+    window = {key: each.split("x") for key, each in _WINDOW.findall(one.attributes.get("window", ""))}
+    sums = float(second[of_kernel.index("i")])
+    for dim in range(len(of_result) - 2):
+        at = str(dim)
+        stride, spread, dilated = (
+            int(window[key][dim]) if key in window else 1 for key in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        before = int(window["pad"][dim].split("_")[0]) if "pad" in window else 0
+        size = one.arrays[0].dims[of_result.index(at)]
+        taps = dilated * np.arange(second[of_kernel.index(at)]) - before
+        sums *= count_taps(first[of_image.index(at)], size, taps, stride, spread) / size
+    return 2.0 * made * sums

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from jax.extend.mlir.dialects import stablehlo as _stablehlo
 
 from reshard.jax.layout_choice.step_flow import FlowOp, StepFlow
@@ -32,10 +33,19 @@ def count_flops(op: Operation, placed: FlowOp, flow: StepFlow) -> float:
             return 2.0 * made * math.prod(shapes[0][dim] for dim in list[int](numbers.lhs_contracting_dimensions))
         case "convolution":
             numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-            summed = math.prod(shapes[1]) / max(1, shapes[1][int(numbers.kernel_output_feature_dimension)])
-            # The zeros between elements, as in the gradient of a convolution with strides, are not multiplied.
-            gaps = list[int](op.attributes["lhs_dilation"]) if "lhs_dilation" in op.attributes else []
-            return 2.0 * made * summed / math.prod(gaps)
+            kernel = list[int](numbers.kernel_spatial_dimensions)
+            strides, spread, dilation = (
+                list[int](op.attributes[name]) if name in op.attributes else [1] * len(kernel)
+                for name in ("window_strides", "lhs_dilation", "rhs_dilation")
+            )
+            pads = np.array(op.attributes["padding"]) if "padding" in op.attributes else np.zeros((len(kernel), 2), int)
+            sums = float(shapes[1][int(numbers.kernel_input_feature_dimension)])
+            images, results = list[int](numbers.input_spatial_dimensions), list[int](numbers.output_spatial_dimensions)
+            for at, (image, result) in enumerate(zip(images, results, strict=True)):
+                size = flow.values[placed.results[0]].shape[result]
+                taps = dilation[at] * np.arange(shapes[1][kernel[at]]) - pads[at, 0]
+                sums *= count_taps(shapes[0][image], size, taps, strides[at], spread[at]) / max(1, size)
+            return 2.0 * made * sums
         # The usual count of a transform of n numbers, 5 n log2 n.
         case "fft":
             return 5.0 * made * math.log2(max(2, math.prod(list[int](op.attributes["fft_length"]))))
@@ -51,6 +61,22 @@ def count_flops(op: Operation, placed: FlowOp, flow: StepFlow) -> float:
             if placed.name in _FACTORING and shapes and len(shapes[0]) > 1:
                 return float(math.prod(shapes[0]) * min(shapes[0][-2:]))
             return float(made)
+
+
+def count_taps(extent: int, size: int, taps: np.ndarray, stride: int, spread: int) -> int:
+    """The elements of an image that the taps of a kernel meet along a dim, over all places in the result together.
+
+    What is padded, or lies between the elements of an image that is spread out, is not multiplied: a TPU has products
+    over a dim that both operands keep as convolutions, whose kernel meets one element of each window.
+
+    >>> count_taps(8, 8, np.arange(8) - 7, 1, 1), count_taps(8, 8, np.arange(3) - 1, 1, 1)
+    (36, 22)
+    """
+    places = stride * np.arange(size)
+    return sum(
+        int(np.count_nonzero((places >= -tap) & (places + tap < spread * extent) & ((places + tap) % spread == 0)))
+        for tap in taps.tolist()
+    )
 
 
 def count_read_bytes(placed: FlowOp, place: int, flow: StepFlow) -> int:
