@@ -18,7 +18,6 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -30,7 +29,6 @@ from numpy.typing import NDArray
 from reshard.errors import AgreementError, FileError, LayoutError, name_arguments, quoted, shortened
 from reshard.lower.to_files.file_writes import LEAST, count_run_bytes, has_whole_chunks, list_file_writes
 from reshard.plans.stored import Stored
-from reshard.runtime import simulate
 from reshard.runtime.numpy_tiles import as_array, in_native_order, with_padding
 from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together, remove_remains
 from reshard.runtime.on_files.formats.new_arrays import NewArray
@@ -43,7 +41,6 @@ from reshard.runtime.on_files.writing import (
     lay_out_safetensors,
     list_piece_writes,
 )
-from reshard.synth import plan as plan_move
 from reshard.synth.reading import ReadOptions, choose_as_read
 from reshard.types.dtypes import canonical
 from reshard.types.layout import Layout
@@ -84,7 +81,6 @@ def save(
     shards: int | str = "4GiB",
     chunks: Mapping[str, Sequence[int]] | None = None,
     codec: str | None = None,
-    as_layouts: Mapping[str, Layout | Move] | None = None,
     limit: float = PATIENCE,
 ) -> None:
     """Writes a tree of arrays as a checkpoint; all processes that hold some of it call it together.
@@ -98,8 +94,6 @@ def save(
       a path that ends in `.zarr` is zarr, and one in `.h5` or `.hdf5` HDF5.
     - `chunks` are the shapes of chunks, by name, of formats that have any: by default the tiles of the layout. `codec`
       is None, "zstd" or "gzip", as the format has it.
-    - `as_layouts` are the layouts to save in, by name: their dtype is that of the file, their tiles are its chunks. A
-      `Move` from an array's layout saves what it makes of the array, such as another view of it, cast.
     - `limit` is how many seconds a process waits for the others.
 
     >>> import tempfile, reshard as rs
@@ -108,7 +102,7 @@ def save(
     ...     print(rs.files.open(folder)["w"].shape)
     (2, 3)
     """
-    options = _Options(format, shards, chunks or {}, codec, as_layouts or {})
+    options = _Options(format, shards, chunks or {}, codec)
     _begin_save(path, tree, layouts, comm, options, limit, hold=False).wait()
 
 
@@ -122,7 +116,6 @@ def start(
     shards: int | str = "4GiB",
     chunks: Mapping[str, Sequence[int]] | None = None,
     codec: str | None = None,
-    as_layouts: Mapping[str, Layout | Move] | None = None,
     limit: float = PATIENCE,
 ) -> PendingSave:
     """Begins a `save`: returns once what this process writes has been copied, so that the arrays may be changed.
@@ -130,7 +123,7 @@ def start(
     A thread writes meanwhile. `wait()`, which all processes call, ends the save: before that the checkpoint that was
     there stays. The memory of the copies is kept for the next save.
     """
-    options = _Options(format, shards, chunks or {}, codec, as_layouts or {})
+    options = _Options(format, shards, chunks or {}, codec)
     return _begin_save(path, tree, layouts, comm, options, limit, hold=True)
 
 
@@ -181,7 +174,6 @@ class _Options(NamedTuple):
     shards: int | str
     chunks: Mapping[str, Sequence[int]]
     codec: str | None
-    as_layouts: Mapping[str, Layout | Move]
 
 
 class _Request(NamedTuple):
@@ -193,60 +185,32 @@ class _Request(NamedTuple):
     arrays: dict[str, NewArray]
     """What is made of each array: dtype, shape and chunks."""
     most: int
-    moves: Mapping[str, Move]
-    """What is made of arrays before they are written, on the devices of `held`."""
     text: str
 
 
 def _read_request(path: str | PathLike[str], held: HeldArrays, options: _Options) -> _Request:
     """The arguments of a save, checked."""
-    format, shards, chunks, codec, as_layouts = options
+    format, shards, chunks, codec = options
     target = Path(os.path.abspath(path))
-    unknown = [name for name in (*as_layouts, *chunks) if name not in held.layouts]
+    unknown = [name for name in chunks if name not in held.layouts]
     if unknown:
-        raise FileError(f"as_layouts or chunks name {quoted(unknown)}, which the tree has not")
+        raise FileError(f"chunks name {quoted(unknown)}, which the tree has not")
     if format != "safetensors" and format not in STORES:
         raise FileError(f"format {quoted(format)} cannot be written; give safetensors or one of {', '.join(STORES)}")
     if format == "safetensors" and (chunks or codec):
         raise FileError("safetensors has neither chunks nor codecs; leave them out, or save to zarr")
     arrays: dict[str, NewArray] = {}
-    moves: dict[str, Move] = {}
     for name, layout in held.layouts.items():
-        made = as_layouts.get(name, layout)
-        if isinstance(made, Move):
-            moves[name] = made = _check_saved_move(name, made, held)
-            made = made.target
-        elif made.shape != layout.shape or made.partial:
-            raise LayoutError(f"as_layouts has {made} for {quoted(name)}, which is {layout}; give one of its shape")
-        cut = tuple(chunks[name]) if name in chunks else made.tile_shape
-        if len(cut) != len(made.shape) or not all(type(size) is int and size > 0 for size in cut if name in chunks):
-            raise FileError(f"chunks of {quoted(name)} are {quoted(cut)}; give {len(made.shape)} sizes of at least 1")
+        cut = tuple(chunks[name]) if name in chunks else layout.tile_shape
+        if len(cut) != len(layout.shape) or not all(type(size) is int and size > 0 for size in cut if name in chunks):
+            raise FileError(f"chunks of {quoted(name)} are {quoted(cut)}; give {len(layout.shape)} sizes of at least 1")
         # HDF5 without chunks is one run of elements, which several processes can write.
         plain = format == "hdf5" and codec is None and name not in chunks
-        arrays[name] = NewArray(made.dtype, made.shape, None if plain or not all(cut) else cut, codec=codec)
+        arrays[name] = NewArray(layout.dtype, layout.shape, None if plain or not all(cut) else cut, codec=codec)
     is_file = format == "hdf5" or (format == "safetensors" and target.name.endswith(".safetensors"))
     most = shards if isinstance(shards, int) else parse_bytes(shards)
     described = [(name, str(layout), repr(layout.mesh), str(arrays[name])) for name, layout in held.layouts.items()]
-    described += [(name, str(move), repr(move.target.mesh), "") for name, move in moves.items()]
-    return _Request(held, target, is_file, arrays, most, moves, json.dumps([str(target), format, most, described]))
-
-
-def _check_saved_move(name: str, move: Move, held: HeldArrays) -> Move:
-    """A move of what is held, on its devices."""
-    source, target = move.source, move.target
-    if hasattr(held.processes, "comm"):
-        spell = import_module("reshard.mpi.tile_checks").with_ranks_as_ids
-        source, target = (spell(end, held.processes.size) for end in (source, target))
-    if source != held.layouts[name] or target.partial or move.view.into or move.holding is not None:
-        raise LayoutError(
-            f"as_layouts has the move {move} for {quoted(name)}, which is {held.layouts[name]} on "
-            f"{held.layouts[name].mesh}; give one from there that makes a whole array"
-        )
-    if held.process_of is not None and not hasattr(held.processes, "comm"):
-        raise FileError(
-            f"{quoted(name)} is held by several processes of JAX; move it by reshard.jax.redistribute first"
-        )
-    return Move(source, target, move.view, cast=move.cast)
+    return _Request(held, target, is_file, arrays, most, json.dumps([str(target), format, most, described]))
 
 
 def _begin_save(
@@ -295,7 +259,7 @@ def _begin_save(
         sidecar = folder / (f"{alone}.{SIDECAR}" if alone else SIDECAR)
         to = RawTarget(folder, save_id, new, sidecar, processes)
     try:
-        held = _move_to_written(_move_held(held, request.moves), to.tensors, hold)
+        held = _move_to_written(held, to.tensors, hold)
         writes = list_file_writes(to.tensors, held.layouts, held.process_of, processes.rank)
         pieces = list_piece_writes(writes, to.tensors, held.tiles)
         return PendingSave(to, *(hold_piece_writes(pieces) if hold else (pieces, None)))
@@ -315,7 +279,7 @@ def _move_to_written(held: HeldArrays, tensors: Mapping[str, Stored], hold: bool
     comm = getattr(held.processes, "comm", None)
     moved: dict[str, Layout] = {}
     for name, layout in held.layouts.items():
-        stored = replace(tensors[name], dtype=layout.dtype)
+        stored = tensors[name]
         if stored.pieces and not stored.pieces[0].raw:
             must = not has_whole_chunks(stored, layout, held.process_of)
         else:
@@ -332,24 +296,12 @@ def _move_to_written(held: HeldArrays, tensors: Mapping[str, Stored], hold: bool
             f"no process holds whole chunks of {quoted(sorted(moved))}; give chunks= that tiles are made of, or put "
             f"the arrays on a sharding whose tiles are"
         )
-    return _move_held(held, {name: Move(held.layouts[name], to) for name, to in moved.items()})
-
-
-def _move_held(held: HeldArrays, moves: Mapping[str, Move]) -> HeldArrays:
-    """What moves make of arrays: on ranks in one tree, so that small arrays share their launches."""
-    if not moves:
-        return held
-    made = {name: move.target for name, move in moves.items()}
-    if held.process_of is None:
-        here = {name: simulate(plan_move(move), held.tiles[name]) for name, move in moves.items()}
-        return held._replace(layouts=held.layouts | made, tiles=held.tiles | here)
-    rank, comm = held.processes.rank, getattr(held.processes, "comm")  # noqa: B009
-    arrived = import_module("reshard.mpi").redistribute(
-        {name: held.tiles[name].get(rank) for name in moves}, moves, None, comm
-    )
+    # In one tree, so that small arrays share their launches.
+    rank = held.processes.rank
+    tiles, before = {name: held.tiles[name].get(rank) for name in moved}, {name: held.layouts[name] for name in moved}
+    arrived = import_module("reshard.mpi").redistribute(tiles, before, moved, comm)
     here = {name: {} if tile is None else {rank: tile} for name, tile in arrived.items()}
-    process_of = held.process_of | {device: device for layout in made.values() for device in layout.mesh.devices}
-    return held._replace(layouts=held.layouts | made, tiles=held.tiles | here, process_of=process_of)
+    return held._replace(layouts=held.layouts | moved, tiles=held.tiles | here)
 
 
 def find_processes(tree: Tree, comm: Any, limit: float) -> Processes:

@@ -90,17 +90,6 @@ def columns(comm: MPI.Intracomm) -> Iterator[Case]:
 
     yield "rows and columns", both
 
-    def through_moves() -> None:
-        """Another view, cast, on one rank alone whose mesh has other ids; the tile stays what it was."""
-        alone = rs.Layout.parse("f64[512, 40, 30]", rs.Mesh({"d": 1}, device_ids=[comm.size - 1]))
-        move = rs.Move(layout, alone, view="(a b) c -> c a b", a=40, cast=True)
-        rs.files.save(folder / "viewed", {"w": whole}, as_layouts={"w": move}, limit=LIMIT)
-        found = read_by_library(folder / "viewed", "safetensors")
-        np.testing.assert_array_equal(found["w"], array.reshape(40, 30, 512).transpose(2, 0, 1).astype("f8"))
-        assert whole.tile.dtype == np.float32
-
-    yield "through moves", through_moves
-
 
 def failures(comm: MPI.Intracomm) -> Iterator[Case]:
     """What goes wrong on one rank is raised by all, and what was saved before stays."""

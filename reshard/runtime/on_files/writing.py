@@ -204,7 +204,7 @@ def _list_file_runs(each: PieceWrite) -> Iterator[tuple[int, int, memoryview]]:
         for index in np.ndindex(*(axis.extent for axis in axes[:inner])):
             at = block.src + sum(number * axis.src for number, axis in zip(index, axes[:inner], strict=True))
             rows = data[index]
-            # What is cast, or lies otherwise in memory, is copied on the way, a run at a time.
+            # What lies otherwise in memory is copied on the way, a run at a time.
             plain = rows if rows.dtype == wanted and rows.flags.c_contiguous else rows.astype(wanted, order="C")
             if plain.nbytes:
                 yield (
