@@ -4,7 +4,8 @@
     sources and targets of three dtypes         3 bundles, each with one message for each peer
 
 A *stack* is a few equal moves as one: an array like any other, with one more dim in front. Its result is one block of
-memory, of which each array's tile is a part. Stacking copies the tiles once, so large ones move one by one.
+memory, of which each array's tile is a part, or is copied to the caller's array. Stacking copies the tiles once, so
+large ones move one by one.
 
 A *bundle* moves stacks of one dtype together, each in *hops* from the tiles of one layout to those of another. Most
 need one hop: whoever is missing elements asks those who have them. Between nodes, a plan whose devices pass elements on
@@ -16,7 +17,6 @@ Stacks that must run the steps of their plan (sums, casts, tight budgets) go one
     TilePlan       a single tile, by the best transport (`transports`)
     Stack          the steps of a plan (`run_plan`)
     Bundle         copies into the results of the node's ranks, messages beyond: one for each peer, of all arrays
-    SharedStack    copies of all tiles in memory that the node shares, from which each rank takes its results
 
 All sources are live from the start, and all targets at the end. A launch counts what it makes in the call's account;
 tiles of stacks are copied to buffers of the team's pool, and their results are parts of one block of memory. Results of
@@ -26,7 +26,6 @@ caller gave the array) is filled by messages, inside the node as well.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,15 +44,14 @@ from reshard.plans.step import Bytes, DeviceKinds
 from reshard.runtime.account import Account, InBytes
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import MANIFEST_END
-from reshard.runtime.on_mpi.copies.copy_order import list_tile_copies, widen_block
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, find_word_dtype, pair_views, view_as_words
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_views, view_as_words
 from reshard.runtime.on_mpi.direct_moves import Direct, list_pushes, passes_on, plan_direct, pull_from, push_into
 from reshard.runtime.on_mpi.global_array import clear_padding
 from reshard.runtime.on_mpi.prepare import Request, TilePlan
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Facts, Team, Watch
 from reshard.runtime.on_mpi.transports import transport_tile
-from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile, members_with_tile, new_place, new_tile
+from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile, members_with_tile, new_tile
 from reshard.runtime.on_mpi.wire.chunks import Messages, merge_messages
 from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
 from reshard.runtime.platform_network import plan_within_fewest, spell_network
@@ -168,32 +166,13 @@ class Bundle:
         return self._parts[key]
 
 
-@dataclass(frozen=True, eq=False)
-class SharedStack:
-    """Equal moves on one node whose results have memory of their own: a copy of the tiles is shared, and each rank
-    takes its results out of those copies. `plan` is that of the stack, `one` that of a single array.
-    """
-
-    names: tuple[str, ...]
-    plan: Plan
-    one: Plan
-
-    def alone(self) -> Iterator[Bundle]:
-        """The same moves one by one, if the ranks cannot share so much memory."""
-        itemsize = numpy_dtype(self.one.source.dtype).itemsize
-        hops = (list_hops(self.one, False) or (),)
-        return (
-            Bundle((Stack((name,), self.one),), hops, itemsize, self.plan.source.tile_bytes // 2) for name in self.names
-        )
-
-
-Launch = Stack | Bundle | SharedStack
+Launch = Stack | Bundle
 """What a call does in one go, of one array or many."""
 
 
 def list_launches(tree: TreePlan, facts: Facts, apart: bool = False) -> list[Launch]:
     """The launches of a call, one after another, the same on all ranks; `apart` if results have memory of their own."""
-    return [*_Scheduler(tree, facts).launches(apart)]
+    return [*_Scheduler(tree, facts, apart).launches()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,23 +216,19 @@ _Key = tuple[str, tuple[int, ...]]
 class _Scheduler:
     """Goes through the batches of a tree, and keeps what is live by now on a device of each kind."""
 
-    def __init__(self, tree: TreePlan, facts: Facts) -> None:
-        self._tree = tree
+    def __init__(self, tree: TreePlan, facts: Facts, apart: bool) -> None:
+        self._tree, self._apart = tree, apart
         self._several = len(set(facts.nodes)) > 1
         self._kinds: DeviceKinds = device_kinds(tree.plans.values())
         self._live = tree.arrays.live_bytes(self._kinds)
         self._there = set(tree.filled)
         self._pending: dict[_Key, _Pending] = {}
 
-    def launches(self, apart: bool) -> Iterator[Launch]:
+    def launches(self) -> Iterator[Launch]:
         """All launches in order."""
         for batch in self._tree.batches:
-            for stack in _list_stacks(batch, apart, self._several) if batch.steps else ():
-                if apart and len(stack.names) > 1:
-                    yield SharedStack(stack.names, stack.plan, self._tree.plans[stack.names[0]])
-                    self._live = _add_bytes(self._live, self._kinds.tile(stack.plan.target))
-                else:
-                    yield from self._admit(stack)
+            for stack in _list_stacks(batch, self._apart) if batch.steps else ():
+                yield from self._admit(stack)
         for key in list(self._pending):
             yield self._flush(key)
 
@@ -274,7 +249,7 @@ class _Scheduler:
             tiles = [
                 _add_bytes(of, kinds.tile(h.source)) if e else of for of, h, e in zip(made, route, emptied, strict=True)
             ]
-            copied = one.source.tile_bytes if len(stack.names) > 1 else 0
+            copied = _count_copied(one, self._apart) if len(stack.names) > 1 else 0
             most = one.source.tile_bytes + one.target.tile_bytes
             more = _Pending((stack,), (route,), tuple(tiles), target, parts, copied, most)
         # A bundle that waits holds nothing yet, but its targets will be there while later ones move: it goes as soon as
@@ -317,11 +292,15 @@ class _Scheduler:
         return Bundle(pending.stacks, pending.routes, itemsize, room // 2)
 
 
-def _list_stacks(batch: Batch, apart: bool, several: bool) -> Iterator[Stack]:
-    """The stacks of a batch, with copies within what the tree's plan has for its buffers.
+def _count_copied(together: Plan, apart: bool) -> int:
+    """The bytes of the copies of a stack: of its tiles, or, once these have gone, of its results, where they are copied
+    to arrays `apart`."""
+    source, target = together.source.tile_bytes, together.target.tile_bytes
+    return max(source, target) if apart else source
 
-    If results are `apart`, only moves straight to them are stacked, and only on one node.
-    """
+
+def _list_stacks(batch: Batch, apart: bool) -> Iterator[Stack]:
+    """The stacks of a batch, with copies within what the tree's plan has for its buffers."""
     plans = dict(zip(batch.names, batch.plans, strict=True))
     # Equal moves go together; those of large tiles, and of sums whose dtype may have no name, one by one.
     groups: dict[object, list[str]] = {}
@@ -332,13 +311,12 @@ def _list_stacks(batch: Batch, apart: bool, several: bool) -> Iterator[Stack]:
         groups.setdefault(name if alone else one, []).append(name)
     room = max(batch.scratch_bytes, default=0)
     for names in groups.values():
-        one = plans[names[0]]
-        stacked = len(names) > 1 and not (apart and (several or list_hops(one, False) is None))
-        together = _plan_stack(one, len(names), room) if stacked else None
-        if together is None:
+        together = _plan_stack(plans[names[0]], len(names), room) if len(names) > 1 else None
+        copied = 0 if together is None else _count_copied(together, apart)
+        if together is None or copied > room:
             yield from (Stack((name,), plans[name]) for name in names)
         else:
-            room -= together.source.tile_bytes
+            room -= copied
             yield Stack(tuple(names), together)
 
 
@@ -459,16 +437,10 @@ def run_launches(
             continue
         dtype = (launch.stacks[0] if isinstance(launch, Bundle) else launch).plan.source.dtype
         call = Call(team, watch, team.pool, InBytes(dtype, memory or Account("uint8")), team.rank)
-        if isinstance(launch, SharedStack):
-            if take_shared(call, launch, given):
-                moved.update((name, given.outs[name]) for name in launch.names)
-            else:
-                moved.update(run_launches(team, watch, launch.alone(), given, memory))
-            continue
         stacks = launch.stacks if isinstance(launch, Bundle) else (launch,)
         held = [_hold_tiles(call, stack, given) for stack in stacks]
         # The caller's array for the result of a stack of one; on a rank without a result, what stands for it.
-        outs = [given.outs.get(stack.names[0]) for stack in stacks]
+        outs = [given.outs.get(stack.names[0]) if len(stack.names) == 1 else None for stack in stacks]
         for at, (stack, tile) in enumerate(zip(stacks, held, strict=True)):
             if (target := given.parts.get(stack.names[0])) is not None:
                 if target not in made:
@@ -478,19 +450,39 @@ def run_launches(
             results = _run_bundle(call, launch, held, outs, private)
         else:
             results = [_run_steps(call, launch.plan, held[0].tile, outs[0], given.scales.get(launch.names[0]))]
-        for stack, tile, result in zip(stacks, held, results, strict=True):
+        for stack, tile in zip(stacks, held, strict=True):
+            if len(stack.names) > 1 and tile.tile.size:
+                call.memory.free(call.device, tile.tile.size, stack.plan.source.dtype)
+                call.pool.give(tile.tile)
+        copied = [stack for stack in stacks if len(stack.names) > 1 and stack.names[0] in given.outs]
+        if copied:
+            # What the node's ranks write into results is there, and callers' arrays stay as they are after a failure.
+            team.gather(watch) if private else team.settle(watch)
+        for stack, result in zip(stacks, results, strict=True):
             if len(stack.names) == 1:
                 moved[stack.names[0]] = result
                 continue
-            if tile.tile.size:
-                call.memory.free(call.device, tile.tile.size)
-                call.pool.give(tile.tile)
+            if stack in copied:
+                moved.update(_copy_results(call, stack, result.tile, given.outs))
+                continue
             for number, name in enumerate(stack.names):
                 moved[name] = result
                 if result.tile.size:  # Elements without a name in layouts moved as plain words of their size.
                     part, own = result.tile[number, ...], given.tiles[name].tile.dtype
                     moved[name] = WindowTile(part if own == part.dtype else part.view(own))
     return moved
+
+
+def _copy_results(
+    call: Call, stack: Stack, result: Array, outs: Mapping[str, WindowTile]
+) -> Iterator[tuple[str, WindowTile]]:
+    """Copies the result of a stack to the arrays that the caller gave for its parts."""
+    into = [outs[name] for name in stack.names]
+    call.memory.take(call.device, sum([out.tile.size for out in into if not out.counted]), stack.plan.target.dtype)
+    for out, part in zip(into, view_as_words(result), strict=True) if result.size else ():
+        view_as_words(out.tile)[...] = part
+    call.memory.free(call.device, result.size, stack.plan.target.dtype)
+    return zip(stack.names, into, strict=True)
 
 
 def _hold_tiles(call: Call, stack: Stack, given: GivenTiles) -> WindowTile:
@@ -604,54 +596,3 @@ def _run_bundle(
                 call.memory.free(call.device, tile.tile.size)
         held = results
     return held
-
-
-# Equal moves on one node into arrays of the caller: two copies of each tile, and one synchronization for all.
-#
-#     rank 0     copies its tiles a, b, c to shared memory  |  all have: takes its results out of all ranks' copies
-#     rank 1     copies its tiles a, b, c to shared memory  |
-#
-# The results are written to once no rank can fail any more.
-
-
-def take_shared(call: Call, stack: SharedStack, given: GivenTiles) -> bool:
-    """Moves the tiles of a stack to the caller's arrays; False on all ranks if they cannot share the memory for their
-    copies.
-
-    All ranks of the node, which is the only one, call this inside a `collective`.
-    """
-    team, source, target, names = call.team, stack.one.source, stack.one.target, stack.names
-    gives, takes = (seat_of(end.mesh, team.rank, team.size) is not None for end in (source, target))
-    itemsize = given.tiles[names[0]].tile.itemsize
-    place = new_place(team, call.watch, stack.plan.source, stack.plan.source.tile_bytes)
-    if not place:
-        return False
-    memory, start, part = team.arena.around(place)
-    starts = [start + member * part for member in range(team.size)]
-    size = math.prod(source.tile_shape)
-    if gives:
-        call.memory.take(call.device, len(names) * size)
-        shape = len(names), *source.tile_shape
-        into = np.ndarray(shape, find_word_dtype(itemsize), memory, starts[team.node_sync.me])
-        np.stack([view_as_words(given.tiles[name].tile) for name in names], out=into)
-    if takes:
-        call.memory.take(call.device, len(names) * math.prod(target.tile_shape))
-    team.gather(call.watch)  # From here on, only copies are left.
-    if takes:
-        outs = [given.outs[name].tile for name in names]
-        for out in outs:
-            clear_new(team, target, out)
-        array: Any = np.ndarray  # Looked up once: there are as many small copies as arrays.
-        move = plan_direct(source, target, team.rank, team.nodes, itemsize, 0)
-        for each in list_tile_copies(((team.rank, move.own), *move.pulls), itemsize, starts):
-            (at, to, axes), width = widen_block(each, itemsize)
-            dtype, extents = find_word_dtype(width), [axis.extent for axis in axes]
-            before, after = [axis.src for axis in axes], [axis.dst for axis in axes]
-            for number, out in enumerate(outs):  # Their tiles lie one after another.
-                shared = array(extents, dtype, memory, at + number * size * itemsize, before)
-                array(extents, dtype, view_as_words(out), to, after)[...] = shared
-        call.memory.receive(call.device, len(names) * move.pulled)
-    if gives:
-        team.arena.release(place)  # Used again once all ranks have posted that.
-        call.memory.free(call.device, len(names) * size)
-    return True
