@@ -5,7 +5,7 @@
 
 Texts are the raw strings `R"(...)"` of C++ sources that have an `HloModule` in them, and `.hlo` files, cut at their
 `// -----`. The judge is `jaxlib`, in a process of its own that may abort. A text that it takes is read twice, by
-`hlo.parse` from the text and by `read_proto` from what the judge made of it, and the two modules are compared:
+`hlo.parse` from the text and from what the judge prints of what it made of it, and the two modules are compared:
 computations, instructions, opcodes, shapes with their memory layouts, operands, called computations, attributes, whole
 constants, lines, and the collectives.
 
@@ -36,7 +36,6 @@ from benchmarks.fuzz_faults import mutated_text
 from reshard import hlo
 from reshard.errors import ReshardError
 from reshard.hlo.module import Computation, Instruction, Module, Shape
-from reshard.hlo.proto_reader import read_proto
 
 _RESHAPED = ("send", "send-done", "recv", "recv-done", "outfeed")
 """XLA works out their shapes, whatever a text says."""
@@ -50,10 +49,12 @@ _JUDGE = """
 import base64, json, sys
 from jaxlib import _hlo
 texts = json.load(open(sys.argv[1]))
+options = _hlo.HloPrintOptions()
+options.print_large_constants = True
 for at in range(int(sys.argv[2]), len(texts)):
     try:
-        made = _hlo.hlo_module_from_text(texts[at]).as_serialized_hlo_module_proto()
-        print(at, base64.b64encode(made).decode(), flush=True)
+        made = _hlo.hlo_module_from_text(texts[at]).to_string(options)
+        print(at, base64.b64encode(made.encode()).decode(), flush=True)
     except Exception as error:
         print(at, "-", flush=True)
 """
@@ -79,7 +80,7 @@ def texts_of(folder: Path) -> list[str]:
 
 
 def judged(texts: Sequence[str]) -> list[bytes | str]:
-    """The proto that XLA's parser makes of each text; `refused`, or `aborted` where it ends its process."""
+    """What XLA prints of what its parser makes of each text; `refused`, or `aborted` where it ends its process."""
     verdicts: list[bytes | str] = []
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "texts.json"
@@ -95,27 +96,27 @@ def judged(texts: Sequence[str]) -> list[bytes | str]:
     return verdicts
 
 
-def difference(text: Module, proto: Module) -> str | None:
+def difference(text: Module, printed: Module) -> str | None:
     """The first thing in which two readings of a module differ; None if they do not.
 
     XLA names instructions anew where a name is taken, so they are paired by what they are for: roots with roots,
     operands with operands.
     """
-    if text.name != proto.name:
-        return f"name: {text.name} | {proto.name}"
-    return _Pairs(text, proto).difference()
+    if text.name != printed.name:
+        return f"name: {text.name} | {printed.name}"
+    return _Pairs(text, printed).difference()
 
 
 class _Pairs:
-    """Computations of a text, paired with those of a proto."""
+    """Computations of a text, paired with those that XLA prints."""
 
-    def __init__(self, text: Module, proto: Module) -> None:
-        self.text, self.proto = text, proto
+    def __init__(self, text: Module, printed: Module) -> None:
+        self.text, self.printed = text, printed
         self.done: set[str] = set()
         self.wrapped: set[str] = set()
 
     def difference(self) -> str | None:
-        queue = [(self.text.entry, self.proto.entry)]
+        queue = [(self.text.entry, self.printed.entry)]
         while queue:
             mine, its = queue.pop()
             if mine.name in self.done:
@@ -129,7 +130,7 @@ class _Pairs:
                     self.wrapped.update(root.name for root in roots if root is not None)
                     continue
                 called = zip(one.called, other.called, strict=False)
-                queue += [(self.text.computation(a), self.proto.computation(b)) for a, b in called]
+                queue += [(self.text.computation(a), self.printed.computation(b)) for a, b in called]
             if len(mine.instructions) != len(its.instructions):
                 return f"instructions: {len(mine.instructions)} | {len(its.instructions)}"
         return None
@@ -151,8 +152,8 @@ class _Pairs:
     def of_instructions(self, one: Instruction, other: Instruction) -> str | None:
         """In what two instructions differ.
 
-        XLA prints an `async-start` that runs one instruction as that instruction's start, and the proto reader reads it
-        so: its opcode and what it does are then the other's. An end repeats what its start says, in a proto only.
+        XLA prints an `async-start` that runs one instruction as that instruction's start: its opcode and what it does
+        are then the other's.
         """
         wraps = any(each.opcode.startswith("async-") for each in (one, other))
         ends = one.opcode.endswith(("-done", "-update"))
@@ -163,8 +164,10 @@ class _Pairs:
             sides += [(one.is_array, other.is_array), (*_laid_out(one.shape, other.shape),)]
         whole = one.opcode == "constant" and one.is_array and re.match(r"[su]\d|pred", one.arrays[0].dtype)
         if one.opcode == "parameter" or (whole and "..." not in one.literal + other.literal):
-            text = re.sub("true|false", lambda found: str(int(found[0] == "true")), one.literal)
-            numbers = [[int(number) for number in re.findall(r"-?\d+", each)] for each in (text, other.literal)]
+            texts = [
+                re.sub("true|false", lambda found: str(int(found[0] == "true")), each.literal) for each in (one, other)
+            ]
+            numbers = [[int(number) for number in re.findall(r"-?\d+", each)] for each in texts]
             # XLA takes 0 for numbers that a text leaves out, and a number of 64 bits with either sign.
             sides.append(
                 (
@@ -173,7 +176,7 @@ class _Pairs:
                 )
             )
         sources = [
-            m.frames.source(i.metadata) if i.metadata else None for m, i in ((self.text, one), (self.proto, other))
+            m.frames.source(i.metadata) if i.metadata else None for m, i in ((self.text, one), (self.printed, other))
         ]
         sides.append((str(sources[0]).replace("\\", ""), str(sources[1]).replace("\\", "")))
         if not wraps and not ends:
@@ -232,7 +235,7 @@ def outcome(text: str, verdict: bytes | str) -> str:
         if isinstance(verdict, str):
             received(mine)
             return f"taken, judge: {verdict}"
-        its = read_proto(verdict)
+        its = hlo.parse(verdict.decode())
         if found := difference(mine, its):
             return f"differs: {found}"
         a, b = received(mine), received(its)

@@ -20,8 +20,7 @@ Rewriting a module
     `wire` is the codec, and `proto` what can be edited of a serialized module; `splice` puts a compiled fragment in the
     place of a chain and removes what nobody uses then, and `integrity` checks the result.
 
-`module` is the form that all of this reads. It is filled by `text_reader`, and by `proto_reader` from serialized
-modules.
+`module` is the form that all of this reads, filled by `text_reader`; XLA itself prints what is serialized.
 `combined` opens a sum of several arrays, so that each is a sum of its own, and shrinks it where some are gone.
 `compiled_cycles` adds up what the TPU compiler expects kernels to take.
 `executed_collectives` has the ways in which compilers spell a collective, and goes through what a module executes.

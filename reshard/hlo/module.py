@@ -1,7 +1,7 @@
 """A compiled module: computations, their instructions, the arrays that these yield, and the lines that they come from.
 
-It has one form, whatever it is read from: `text_reader` reads what XLA prints, `proto_reader` what XLA serializes.
-Names are without their `%`, and attributes are spelled as XLA prints them.
+`text_reader` reads them from what XLA prints, and `combined` takes sums of several arrays apart. Names are without
+their `%`, and attributes are spelled as XLA prints them.
 
 Most instructions of a module are never looked at, and a constant may be megabytes long. So an instruction has an
 `InstructionSource`, which reads its shape, its operands and its attributes when they are first asked for.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -291,19 +291,35 @@ class Source:
         return about + (f"{where} ({self.op_name})" if where and self.op_name else where or self.op_name or "unknown")
 
 
-FramesById = Mapping[int, tuple[Frame, int]]
-"""The frames of a module by their ids, each with the id of its parent, 0 for none."""
-
-
 class Tables:
-    """The stack frames of a module, which `read` lists on first use."""
+    """The stack frames of a module, read from the `text` of its tables on first use."""
 
-    def __init__(self, read: Callable[[], FramesById]) -> None:
-        self._read = read
+    def __init__(self, text: str) -> None:
+        self.text = text
 
     @cached_property
-    def _frames(self) -> FramesById:
-        return self._read()
+    def _frames(self) -> Mapping[int, tuple[Frame, int]]:
+        """The frames by their ids, each with the id of its parent, 0 for none."""
+        sections: dict[str, dict[int, Mapping[str, str]]] = {name: {} for name in _SECTIONS}
+        section: str | None = None
+        for line in self.text.splitlines():
+            row = _ROW.match(line)
+            if row is None:
+                section = line.strip() if line.strip() in sections else section
+            elif section is not None:  # A row that is a single string has it under the empty key.
+                sections[section][int(row[1])] = metadata_fields(row[3]) if row[2] is None else {"": row[2]}
+        files, functions, locations, frames = (sections[name] for name in _SECTIONS)
+        # XLA prints the ids of parents one too high, so the outermost frame seems to be its own parent.
+        offset = int("parent_frame_id" in frames.get(1, {}) and frames[1]["parent_frame_id"] == "1")
+        by_id: dict[int, tuple[Frame, int]] = {}
+        for at, row in frames.items():
+            location = locations.get(_number_in(row, "file_location_id"), {})
+            file = files.get(_number_in(location, "file_name_id"), {}).get("", "")
+            function = functions.get(_number_in(location, "function_name_id"), {}).get("", "")
+            if file:
+                frame = Frame(file, _number_in(location, "line"), function)
+                by_id[at] = frame, _number_in(row, "parent_frame_id") - offset
+        return by_id
 
     def source(self, metadata: str) -> Source | None:
         """The origin that the metadata states: maybe without a line; None if there is neither line nor name."""
@@ -323,29 +339,6 @@ class Tables:
         if frame is None:
             return Source(op_name) if op_name else None
         return Source(op_name, frame.file, frame.line, frame.function or None, frames=tuple(stack))
-
-
-def read_tables(text: str) -> FramesById:
-    """Reads the tables of a module's text."""
-    sections: dict[str, dict[int, Mapping[str, str]]] = {name: {} for name in _SECTIONS}
-    section: str | None = None
-    for line in text.splitlines():
-        row = _ROW.match(line)
-        if row is None:
-            section = line.strip() if line.strip() in sections else section
-        elif section is not None:  # A row that is a single string has it under the empty key.
-            sections[section][int(row[1])] = metadata_fields(row[3]) if row[2] is None else {"": row[2]}
-    files, functions, locations, frames = (sections[name] for name in _SECTIONS)
-    # XLA prints the ids of parents one too high, so the outermost frame seems to be its own parent.
-    offset = int("parent_frame_id" in frames.get(1, {}) and frames[1]["parent_frame_id"] == "1")
-    by_id: dict[int, tuple[Frame, int]] = {}
-    for at, row in frames.items():
-        location = locations.get(_number_in(row, "file_location_id"), {})
-        file = files.get(_number_in(location, "file_name_id"), {}).get("", "")
-        function = functions.get(_number_in(location, "function_name_id"), {}).get("", "")
-        if file:
-            by_id[at] = Frame(file, _number_in(location, "line"), function), _number_in(row, "parent_frame_id") - offset
-    return by_id
 
 
 def _number_in(fields: Mapping[str, str], key: str) -> int:

@@ -17,12 +17,11 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from reshard.errors import NotationError
 from reshard.hlo import wire
-from reshard.hlo.module import Computation
 from reshard.hlo.wire import ProtoMessage
 
 T = TypeVar("T")
 _COMPUTATIONS, _PROGRAM_SHAPE, _ENTRY_ID, _SCHEDULE = 3, 4, 6, 7  # of a module
-_INSTRUCTIONS, _PARAMETERS, _RESULT, _NAMES = 2, 1, 2, 3  # of a computation, and of its program shape
+INSTRUCTIONS, _PARAMETERS, _RESULT, _NAMES = 2, 1, 2, 3  # of a computation, and of its program shape
 _NAME, _OPCODE, _SHAPE, _TUPLE_SHAPES, _LAYOUT = 1, 2, 3, 4, 5
 _ID, _OPERANDS = 35, 36
 FUSION_KIND = 11
@@ -139,10 +138,10 @@ class ComputationProto(_Edited):
     """A computation; its instructions stand in an order in which operands come first.
 
     They are decoded when they are first looked at: most computations of a fragment never are. `data` is what it was
-    decoded from, None if it was not, and `read` what `proto_reader` has made of it: what is changed is a fresh one.
+    decoded from, None if it was not. One that `is_kept` is not changed any more: what is changed is a fresh one.
     """
 
-    __slots__ = ("_highest_id", "_instructions", "_summary", "data", "read")
+    __slots__ = ("_highest_id", "_instructions", "_summary", "data", "is_kept")
 
     name, id, root_id = _text_field(1), _number_field(5), _number_field(6)
 
@@ -151,7 +150,7 @@ class ComputationProto(_Edited):
     ) -> None:
         super().__init__(message)
         self.data = data
-        self.read: Computation | None = None
+        self.is_kept = False
         self._instructions = instructions
         self._summary: Summary | None = None
         self._highest_id = 0
@@ -166,7 +165,7 @@ class ComputationProto(_Edited):
         if self._instructions is None and self.data is not None and not self.is_changed:
             return self.data
         if self._instructions is not None:
-            self.message.set_all_data(_INSTRUCTIONS, [wire.encode_message(one.message) for one in self._instructions])
+            self.message.set_all_data(INSTRUCTIONS, [wire.encode_message(one.message) for one in self._instructions])
         return wire.encode_message(self.message)
 
     def fresh(self) -> ComputationProto:
@@ -174,7 +173,7 @@ class ComputationProto(_Edited):
         if self.data is None:
             raise NotationError(f"HLO computation {self.name}: it was not decoded from bytes")
         made = ComputationProto.decode(self.data)
-        if self.read is not None or not self.is_opened:
+        if self.is_kept or not self.is_opened:
             made._summary = self.summary
         return made
 
@@ -191,7 +190,7 @@ class ComputationProto(_Edited):
     def instructions(self) -> list[InstructionProto]:
         """Its instructions, operands before their users."""
         if self._instructions is None:
-            self._instructions = list(map(InstructionProto.decode, self.message.all_data(_INSTRUCTIONS)))
+            self._instructions = list(map(InstructionProto.decode, self.message.all_data(INSTRUCTIONS)))
         return self._instructions
 
     @instructions.setter
@@ -201,10 +200,10 @@ class ComputationProto(_Edited):
     @property
     def summary(self) -> Summary:
         """What other computations need to know of it."""
-        if self._instructions is not None and self.read is None:
+        if self._instructions is not None and not self.is_kept:
             return summary_of(self._instructions)  # They may have been changed since.
         if self._summary is None:
-            decoded = self._instructions or map(InstructionProto.decode, self.message.all_data(_INSTRUCTIONS))
+            decoded = self._instructions or map(InstructionProto.decode, self.message.all_data(INSTRUCTIONS))
             self._summary = summary_of(decoded)
         return self._summary
 
@@ -299,6 +298,11 @@ class ModuleProto:
         """The same module as it was decoded, to be changed."""
         message = ProtoMessage(list(self.message.fields))
         return ModuleProto(message, [one.fresh() for one in self.computations], _copy_schedule(self.schedule))
+
+    def keep(self) -> None:
+        """Says that its computations are not changed any more, so that what is asked of them is worked out once."""
+        for computation in self.computations:
+            computation.is_kept = True
 
     def copy(self) -> ModuleProto:
         """A module of its own with the same computations."""

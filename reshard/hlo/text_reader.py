@@ -43,7 +43,7 @@ from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from reshard.errors import NotationError
-from reshard.hlo.module import Array, Computation, Instruction, Module, Shape, Tables, read_tables
+from reshard.hlo.module import Array, Computation, Instruction, Module, Shape, Tables
 
 _LONGEST_SHAPE = 1 << 20  # characters of one that is inferred
 _MOST_DIGITS = 4300  # Python reads no longer numbers.
@@ -231,8 +231,7 @@ def _make_module(name: str, header: str, tables: str, computations: dict[str, Co
     attributes = dict(_list_attributes(header))
     counts = [re.fullmatch(r"\d+", attributes.get(key, "")) for key in ("num_partitions", "replica_count")]
     partitions, replicas = (None if count is None else int(count[0]) for count in counts)
-    frames = Tables(lambda: read_tables(tables))
-    return Module(name, MappingProxyType(computations), computations[entry], partitions, replicas, frames)
+    return Module(name, MappingProxyType(computations), computations[entry], partitions, replicas, Tables(tables))
 
 
 class _Reader:

@@ -9,8 +9,8 @@ from benchmarks.fuzz_faults import mutated_text
 from benchmarks.hlo_texts import difference
 from reshard import hlo
 from reshard.errors import NotationError, ReshardError
-from reshard.hlo.proto_reader import read_proto
 from reshard.hlo.text_reader import _read_printed  # pyright: ignore[reportPrivateUsage]
+from reshard.jax.xla_pass.fragments import print_module
 from tests.doctor.fragments import HLO_DATA
 
 SUM = "add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT s = f32[] add(a, b) }"
@@ -168,8 +168,8 @@ SPELLINGS = {
 
 
 def judge(text):
-    """The module that XLA's own parser makes of a text."""
-    return read_proto(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+    """The module that XLA's own parser makes of a text, as XLA prints it."""
+    return hlo.parse(print_module(_hlo.hlo_module_from_text(text)))
 
 
 @pytest.mark.parametrize("text", SPELLINGS.values(), ids=SPELLINGS)

@@ -7,6 +7,7 @@ is spelled as this compiler on this platform spells it, and is never written by 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 import re
@@ -22,13 +23,15 @@ from jax.experimental.layout import Layout as JaxLayout
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.equivalence import Proofs
 from reshard.doctor.infer_layouts import Cuts, find_part_cuts
 from reshard.doctor.proposals import ProgramCost
 from reshard.doctor.shifts import HaloExchange, Shift, ShiftCell, Sizes, plan_exchange
 from reshard.errors import SpliceError
-from reshard.hlo import Array
+from reshard.hlo import Array, Module
+from reshard.hlo.proto import INSTRUCTIONS, ModuleProto
 from reshard.jax.xla_pass.measured_programs import measure_program
 from reshard.jax.xla_pass.program_peaks import CompilingThread
 from reshard.lower import lower_plan
@@ -39,6 +42,8 @@ from reshard.types.mesh import Mesh
 
 _TILE = re.compile(r"\(([\d,]+)\)")
 _ORDER = re.compile(r"^([\d,]*)(?::T((?:\([\d,]+\))+))?$")
+_LONG = 1 << 20  # bytes of a constant
+_LITERAL, _TARGET = 8, 28  # fields of an instruction
 _capturing = CompilingThread[list[bytes]]("reshard-fragment")
 
 
@@ -292,12 +297,23 @@ def print_module(module: Any) -> str:
     return own.to_string(options)
 
 
-def check_parses(module: bytes) -> None:
-    """Raises `SpliceError` if XLA's own parser refuses a serialized module: handed back, it would fail the compile."""
+def read_module(module: bytes) -> Module:
+    """A serialized module as XLA reads and prints it, with a call of the name of its digest for each long constant.
+
+    Raises `SpliceError` if XLA refuses the module: handed back, it would fail the compile.
+    """
+    proto = ModuleProto.decode(module)
+    long = [one for one in proto.computations if any(len(each) > _LONG for each in one.message.all_data(INSTRUCTIONS))]
+    for one in (one for computation in long for one in computation.instructions):
+        literal = one.message.data(_LITERAL) or b""
+        if len(literal) > _LONG:  # To print and to read 100 MB takes 17 s.
+            one.opcode = "custom-call"
+            one.message.remove(_LITERAL)
+            one.message.set_data(_TARGET, hashlib.blake2b(literal, digest_size=16).hexdigest().encode())
     try:
-        _import_hlo().HloModule.from_serialized_hlo_module_proto(module)
+        return hlo.parse(print_module(proto.encode() if long else module))
     except (RuntimeError, ValueError) as error:
-        raise SpliceError(f"XLA does not read the rewritten module: {error}") from None
+        raise SpliceError(f"XLA does not read the module: {error}") from None
 
 
 def parameter_shardings(module: bytes) -> tuple[str, ...]:

@@ -29,9 +29,12 @@ _ELIDED = "({...})"
 _READER = """
 import sys
 from jaxlib import _hlo
+data = sys.stdin.buffer.read()
 try:
-    module = _hlo.hlo_module_from_text(sys.stdin.buffer.read().decode())
-    sys.stdout.buffer.write(module.as_serialized_hlo_module_proto())
+    if sys.argv[1] == "str":
+        data = _hlo.hlo_module_from_text(data.decode()).as_serialized_hlo_module_proto()
+    _hlo.HloModule.from_serialized_hlo_module_proto(data).to_string()
+    sys.stdout.buffer.write(data)
 except Exception as error:
     sys.exit(str(error).splitlines()[0])
 """
@@ -85,7 +88,7 @@ def improve_hlo(
     """
     given, written, scheduled = whole(devices, 1), None, False
     if not isinstance(program, str):
-        module = program
+        module = _read_by_xla(program)
     elif _ELIDED in program:
         raise NotationError(
             "the HLO text leaves large constants out (`constant({...})`); print it with large constants, or give the "
@@ -124,15 +127,17 @@ def improve_hlo(
     return ImprovedHlo(improved.module, improved.places, partitions, dropped)
 
 
-def _read_by_xla(program: str) -> bytes:
-    """The serialized module of a text, read by XLA in a process of its own.
+def _read_by_xla(program: str | bytes) -> bytes:
+    """The serialized module of a text, or one as it is, read by XLA in a process of its own.
 
-    At many a damaged text (a parameter out of range, a negative tile) XLA's reader ends its process by a CHECK.
+    At many a damaged one (a parameter out of range, a negative tile) XLA's reader ends its process by a CHECK.
     """
-    given = program.encode(errors="replace")
-    ran = subprocess.run([sys.executable, "-c", _READER], input=given, capture_output=True, check=False)
+    given = program.encode(errors="replace") if isinstance(program, str) else program
+    command = [sys.executable, "-c", _READER, type(program).__name__]
+    ran = subprocess.run(command, input=given, capture_output=True, check=False)
     if ran.returncode:
         lines = ran.stderr.decode(errors="replace").splitlines()
         why = next((line for line in lines if "Check failed" in line), lines[-1] if lines else "it gives no reason")
-        raise NotationError(f"XLA does not read the HLO text: {shortened(why)}")
+        what = "HLO text" if isinstance(program, str) else "HLO"
+        raise NotationError(f"XLA does not read the {what}: {shortened(why)}")
     return ran.stdout

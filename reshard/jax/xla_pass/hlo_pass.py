@@ -42,7 +42,6 @@ from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import Module, integrity
 from reshard.hlo.combined import open_sums
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.proto_reader import read_proto
 from reshard.hlo.splice import Exposed, Splice, Splicer, Use
 from reshard.jax.xla_pass.fragments import (
     FragmentKey,
@@ -53,8 +52,8 @@ from reshard.jax.xla_pass.fragments import (
     OpFragmentKey,
     OutputKey,
     ShiftKey,
-    check_parses,
     parameter_shardings,
+    read_module,
 )
 from reshard.jax.xla_pass.program_peaks import ProgramPeaks
 from reshard.runtime.xla import in_parts
@@ -224,10 +223,10 @@ class _Failure(NamedTuple):
     why: str
 
 
-def _read_module(proto: ModuleProto, devices: int, platform: str) -> Module:
-    """What a proto says, combined sums opened, for these devices."""
+def _open_module(module: bytes, devices: int, platform: str) -> Module:
+    """What a serialized module says, combined sums opened, for these devices."""
     in_place = platform != "cpu"
-    return replace(open_sums(read_proto(proto)), num_partitions=devices, replica_count=1, sums_in_place=in_place)
+    return replace(open_sums(read_module(module)), num_partitions=devices, replica_count=1, sums_in_place=in_place)
 
 
 class _Reading:
@@ -236,7 +235,8 @@ class _Reading:
     def __init__(self, module: bytes, devices: int, platform: str) -> None:
         self.data = module
         self.proto = ModuleProto.decode(module)  # to be read; what is changed is a fresh one
-        self.module = _read_module(self.proto, devices, platform)
+        self.proto.keep()
+        self.module = _open_module(module, devices, platform)
         self.traced = Traced(self.module, devices)
         self.collectives = hlo.collectives(self.module, every_branch=True)
         self.proposed: dict[Room, tuple[Proposals, tuple[Proposal, ...]]] = {}
@@ -337,11 +337,9 @@ class _Round:
                     stand_ins.update(changes[-1].linked.stand_ins)
             splicer.finish()
             data = module.encode()
-            # Computations that are as before are those of the old module, and are not read again.
             rewritten = ModuleProto.decode(data, like=self.proto)
             integrity.check_splices(self.proto, rewritten, changes, exposed)
-            check_parses(data)
-            opened = _read_module(rewritten, self.devices, self.options.platform)
+            opened = _open_module(data, self.devices, self.options.platform)
             # The loops of plans in parts are followed turn by turn; in memory they are regions, as all loops are.
             loops = any(b"while" in change.splice.fragment for change in changes)
             known = {one.name for one in self.proto.computations} if loops else set[str]()

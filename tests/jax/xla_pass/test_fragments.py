@@ -32,6 +32,7 @@ from reshard.jax.xla_pass.fragments import (
     rows_function,
 )
 from reshard.jax.xla_pass.measured_programs import measure_program
+from tests.hlo.splices import DATA
 
 MESH = rs.Mesh(y=2, x=4)
 
@@ -318,8 +319,10 @@ def test_each_neighbour_is_asked_once(program, received, launches):
 
 
 def test_a_module_that_xla_does_not_read_is_refused():
-    with pytest.raises(SpliceError, match="XLA does not read the rewritten module"):
-        fragments.check_parses(b"no module")
+    with pytest.raises(SpliceError, match="XLA does not read the module"):
+        module = ModuleProto.decode((DATA / "train_cpu.pb").read_bytes())
+        module.entry.root.opcode = "nonsense"
+        fragments.read_module(module.encode())
 
 
 def edges(a):
