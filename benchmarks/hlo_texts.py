@@ -35,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.fuzz_faults import mutated_text
 from reshard import hlo
 from reshard.errors import ReshardError
-from reshard.hlo.module import Computation, Instruction, Module, Shape
+from reshard.hlo.instruction import Instruction, Shape
+from reshard.hlo.module import Computation, Module
 
 _RESHAPED = ("send", "send-done", "recv", "recv-done", "outfeed")
 """XLA works out their shapes, whatever a text says."""

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard import hlo
-from reshard.hlo.module import Computation, Instruction, Module
+from reshard.hlo.instruction import Instruction
+from reshard.hlo.module import Computation, Module
 from reshard.synth.network import Network
 
 # ---- wires -----------------------------------------------------------------------------------------------

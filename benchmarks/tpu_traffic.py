@@ -51,7 +51,8 @@ from benchmarks.against_shardy import named
 from benchmarks.schedule import Fabric, clock, wire_seconds
 from reshard import hlo
 from reshard.hlo.compiled_cycles import count_cycles, estimates_cycles, instruction_cycles
-from reshard.hlo.module import Computation, Instruction, Module
+from reshard.hlo.instruction import Instruction
+from reshard.hlo.module import Computation, Module
 from reshard.lower.to_shard_map import count_padded_bytes
 from reshard.synth.network import Network
 from reshard.types.layout import Layout
@@ -111,7 +112,7 @@ def local_bytes(module: Module, computation: Computation | None = None, skip: Sk
 
 def _text(one: Instruction) -> str:
     """The text of the shape of what an instruction yields."""
-    return one.source.shape_text
+    return one.shape_text
 
 
 def instruction_bytes(module: Module, inside: Computation, one: Instruction, skip: Skip = lambda _: False) -> int:

@@ -29,8 +29,8 @@ from reshard.doctor.report.table import print_rows
 from reshard.errors import NotationError, ReshardError
 from reshard.geometry.remesh import common_mesh, remesh
 from reshard.hlo import Source
+from reshard.hlo.instruction import ARRAY, flatten_shape, read_shape
 from reshard.hlo.module import metadata_fields
-from reshard.hlo.text_reader import ARRAY, read_arrays
 from reshard.plans.plan import Plan
 from reshard.plans.plan_data import checked_indent
 from reshard.show import terminal
@@ -153,7 +153,7 @@ def read_warnings(log: str, network: Network | str | None = None) -> tuple[Remat
 
 def _read_layouts(text: WarningText) -> tuple[Layout, Layout]:
     """The layouts before and after, on one mesh if there is one that has the axes of both."""
-    (tile,) = read_arrays(text.tile)
+    (tile,) = flatten_shape(read_shape(text.tile))
     # The warning has one device's tile, so the whole array follows from how often the sharding before divides each dim,
     # which the sharding of an array of ones tells.
     probes = [Layout.from_hlo(sharding, (1,) * len(tile.dims), tile.dtype) for sharding in (text.source, text.target)]

@@ -20,7 +20,8 @@ Rewriting a module
     `wire` is the codec, and `proto` what can be edited of a serialized module; `splice` puts a compiled fragment in the
     place of a chain and removes what nobody uses then, and `integrity` checks the result.
 
-`module` is the form that all of this reads, filled by `text_reader`; XLA itself prints what is serialized.
+`instruction` is a line of a text, and `module` all of them, as `text_reader` finds them; XLA itself prints what is
+serialized.
 `combined` opens a sum of several arrays, so that each is a sum of its own, and shrinks it where some are gone.
 `compiled_cycles` adds up what the TPU compiler expects kernels to take.
 `executed_collectives` has the ways in which compilers spell a collective, and goes through what a module executes.
@@ -35,10 +36,10 @@ from reshard.hlo.executed_collectives import collectives as collectives
 from reshard.hlo.executed_collectives import parse_groups as parse_groups
 from reshard.hlo.executed_collectives import traffic as traffic
 from reshard.hlo.executed_collectives import trip_count as trip_count
-from reshard.hlo.module import Array as Array
+from reshard.hlo.instruction import Array as Array
+from reshard.hlo.instruction import Instruction as Instruction
 from reshard.hlo.module import Computation as Computation
 from reshard.hlo.module import Frame as Frame
-from reshard.hlo.module import Instruction as Instruction
 from reshard.hlo.module import Module as Module
 from reshard.hlo.module import Source as Source
 from reshard.hlo.text_reader import parse as parse

@@ -11,47 +11,12 @@ itself keeps the combined form: once plans have taken the place of some elements
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
-from reshard.hlo.module import Array, Computation, Instruction, Module, Shape
+from reshard.hlo.instruction import Array, Instruction, SumPart
+from reshard.hlo.module import Computation, Module
 from reshard.hlo.proto import ComputationProto, InstructionProto, pick_shapes
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class CombinedPart:
-    """One array of a combined sum: what is read of it, from the sum and from the element that it is.
-
-    `bytes_before` are those of the arrays before it, so that what all of them receive adds up to the byte.
-    """
-
-    combined: Instruction
-    element: Instruction
-    at: int
-    bytes_before: int
-
-    @property
-    def is_array(self) -> bool:
-        return True
-
-    def shape(self) -> Shape:
-        return self.element.shape
-
-    def operands(self) -> tuple[str, ...]:
-        return (self.combined.operands[self.at],)
-
-    def attributes(self) -> Mapping[str, str]:
-        own = {"metadata": self.element.metadata} if self.element.metadata is not None else {}
-        return {key: text for key, text in self.combined.attributes.items() if key != "metadata"} | own
-
-    def called(self) -> tuple[str, ...]:
-        return self.combined.called
-
-    def literal(self) -> str:
-        return ""
-
-    def metadata(self) -> str | None:
-        return self.element.metadata
 
 
 def open_sums(module: Module) -> Module:
@@ -100,8 +65,12 @@ def _open_computation(computation: Computation, parts: Mapping[str, list[Instruc
     def instructions() -> Iterator[Instruction]:
         for one in computation.instructions:
             before = 0
+            said = "".join(f", {key}={text}" for key, text in one.attributes.items() if key != "metadata")
+            # So that what all receive adds up to the byte, each knows the bytes of the arrays before it.
             for at, element in enumerate(parts.get(one.name, ())):
-                yield Instruction(element.name, one.opcode, element.root, CombinedPart(one, element, at, before))
+                own = "" if element.metadata is None else f", metadata={element.metadata}"
+                rest, part = f"%{one.operands[at]}){said}{own}", SumPart(at, before)
+                yield Instruction(element.name, one.opcode, element.root, element.shape_text, rest, part)
                 before += element.shape.nbytes if isinstance(element.shape, Array) else 0
             if one.name not in parts and one.name not in gone:
                 yield one

@@ -15,7 +15,8 @@ import re
 
 from reshard.errors import NotationError
 from reshard.hlo.executed_collectives import KINDS, trip_count
-from reshard.hlo.module import Computation, Instruction, Module
+from reshard.hlo.instruction import Instruction
+from reshard.hlo.module import Computation, Module
 from reshard.types.whole import check_kind
 
 _ESTIMATE = re.compile(r'"estimated_cycles":"?(\d+)')

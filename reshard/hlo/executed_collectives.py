@@ -42,8 +42,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from reshard.errors import NotationError, quoted, shortened
-from reshard.hlo.combined import CombinedPart
-from reshard.hlo.module import Array, CallSite, Computation, Instruction, Module, Source, source_of
+from reshard.hlo.instruction import Array, Instruction
+from reshard.hlo.module import CallSite, Computation, Module, Source, source_of
 from reshard.types.reductions import all_reduce_elements
 from reshard.types.whole import check_kind, read_items, whole, written
 
@@ -377,13 +377,13 @@ class Collective:
     @property
     def is_combined(self) -> bool:
         """Whether it is one array of a sum of several, which are launched together; see `hlo.combined`."""
-        return isinstance(self.instruction.source, CombinedPart)
+        return self.instruction.part is not None
 
     @property
     def launches(self) -> int:
         """1; 0 for an array of a combined sum that is not its first."""
-        part = self.instruction.source
-        return 0 if isinstance(part, CombinedPart) and part.at else 1
+        part = self.instruction.part
+        return 0 if part is not None and part.at else 1
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -549,8 +549,7 @@ class _Walk:
             case "reduce_scatter":
                 received = result * (size - 1)
             case "all_reduce":
-                part = instruction.source
-                before = part.bytes_before if isinstance(part, CombinedPart) else 0
+                before = 0 if instruction.part is None else instruction.part.bytes_before
                 received = all_reduce_elements(before + result, size) - all_reduce_elements(before, size)
             case _:
                 received = result if size > 1 else 0

@@ -1,171 +1,20 @@
 """A compiled module: computations, their instructions, the arrays that these yield, and the lines that they come from.
 
-`text_reader` reads them from what XLA prints, and `combined` takes sums of several arrays apart. Names are without
-their `%`, and attributes are spelled as XLA prints them.
-
-Most instructions of a module are never looked at, and a constant may be megabytes long. So an instruction has an
-`InstructionSource`, which reads its shape, its operands and its attributes when they are first asked for.
+`text_reader` reads them from what XLA prints, and `combined` takes sums of several arrays apart.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from reshard.errors import NotationError, quoted, shortened
-
-
-@dataclass(frozen=True, slots=True)
-class Array:
-    """One array of a shape; `dtype` is HLO's name (`bf16`), `layout` the text in its braces."""
-
-    dtype: str
-    dims: tuple[int, ...]
-    layout: str = ""
-
-    @property
-    def elements(self) -> int:
-        """The number of elements.
-
-        >>> Array("bf16", (8, 4)).elements
-        32
-        """
-        return math.prod(self.dims)
-
-    @property
-    def nbytes(self) -> int:
-        """The size in bytes, without the padding of tiled layouts. Types below a byte are packed; tokens take none.
-
-        >>> Array("bf16", (8, 4)).nbytes, Array("s4", (3,)).nbytes, Array("token", ()).nbytes
-        (64, 2, 0)
-        """
-        if self.dtype in ("token", "opaque"):
-            return 0
-        bits = re.search(r"\d+", "pred8" if self.dtype == "pred" else self.dtype)  # HLO's names of types state it.
-        if bits is None:
-            raise NotationError(
-                f"HLO dtype {self.dtype!r}: its size is not known; names like f32, bf16, s4 and pred state it"
-            )
-        return -(-self.elements * int(bits[0]) // 8)
-
-
-Shape = Array | tuple["Shape", ...]
-"""What an instruction yields: an array or a tuple of shapes."""
-
-
-def flatten_shape(shape: Shape) -> tuple[Array, ...]:
-    """The arrays of a shape, in order.
-
-    >>> [array.dtype for array in flatten_shape(((Array("f32", (8,)),), Array("u32", ())))]
-    ['f32', 'u32']
-    """
-    arrays: list[Array] = []
-    parts = [shape]
-    while parts:  # No recursion: damaged text may nest tuples without end.
-        part = parts.pop()
-        if isinstance(part, Array):
-            arrays.append(part)
-        else:
-            parts += reversed(part)
-    return tuple(arrays)
-
-
-class InstructionSource(Protocol):
-    """What an instruction is read from, on first use: a line of text, or a proto.
-
-    `is_array` says whether the result is one array, and no tuple; the others are the attributes of `Instruction` of
-    the same names.
-    """
-
-    @property
-    def is_array(self) -> bool: ...
-    def shape(self) -> Shape: ...
-    def operands(self) -> tuple[str, ...]: ...
-    def attributes(self) -> Mapping[str, str]: ...
-    def called(self) -> tuple[str, ...]: ...
-    def literal(self) -> str: ...
-    def metadata(self) -> str | None: ...
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One instruction: its name, its opcode, whether it is its computation's root, and where the rest is read from."""
-
-    name: str
-    opcode: str
-    root: bool
-    source: InstructionSource = field(repr=False)
-
-    @cached_property
-    def shape(self) -> Shape:
-        """The shape of the result."""
-        return self.source.shape()
-
-    @property
-    def is_array(self) -> bool:
-        """Whether the result is one array, and no tuple."""
-        return self.source.is_array
-
-    @cached_property
-    def arrays(self) -> tuple[Array, ...]:
-        """All arrays of the result, in order, without their tuples."""
-        return flatten_shape(self.shape)
-
-    @property
-    def results(self) -> tuple[Array, ...]:
-        """The arrays that the instruction makes.
-
-        A `-start` also yields its operands, before the results; both a `-start` and a `recv` yield contexts, after
-        them. Neither counts.
-        """
-        shape = self.shape
-        if isinstance(shape, Array) or len(shape) < 2:
-            return self.arrays
-        if self.opcode == "recv":
-            return flatten_shape(shape[0])
-        if not self.opcode.endswith("-start"):
-            return self.arrays
-        plain = self.opcode == "all-reduce-start" and all(isinstance(part, Array) for part in shape)
-        return self.arrays if plain else flatten_shape(shape[1])
-
-    @cached_property
-    def operands(self) -> tuple[str, ...]:
-        """The names of the operands."""
-        return self.source.operands()
-
-    @cached_property
-    def attributes(self) -> Mapping[str, str]:
-        """The attributes after the operands, values as text: `{"channel_id": "1", "dimensions": "{0}", ...}`."""
-        return self.source.attributes()
-
-    @property
-    def sharding(self) -> str | None:
-        """The text of the `sharding=` attribute, which `Layout.from_hlo` reads."""
-        return self.attributes.get("sharding")
-
-    @cached_property
-    def called(self) -> tuple[str, ...]:
-        """The names of the computations that the instruction calls, in the order of its attributes."""
-        return self.source.called()
-
-    @cached_property
-    def literal(self) -> str:
-        """The numbers of a constant or the number of a parameter, as text; empty for other instructions.
-
-        Numbers that the source leaves out are `...`.
-        """
-        return self.source.literal()
-
-    @property
-    def metadata(self) -> str | None:
-        """The text of the `metadata` attribute; looked at more often than any other, so without reading the others."""
-        return self.source.metadata()
+from reshard.hlo.instruction import Instruction
 
 
 @dataclass(frozen=True)

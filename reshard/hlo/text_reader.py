@@ -24,7 +24,7 @@ stand on one line, comments anywhere. What XLA *prints* has one instruction on e
     to_apply={ROOT r = ...}     a computation _, which is called by its name
     s = add(a, b)               the shape is inferred, see `_infer_shape`
 
-Neither parses operands and attributes: a `_Line` does so on first use.
+Neither parses operands and attributes: an `Instruction` does so on first use.
 
 Where XLA guesses, we do not. Refused are a text that ends before the `ENTRY` whose layout its header gives, a single
 instruction without a computation, and, when it is asked for, a shape that cannot be known: `f32[?,8]`, or one that is
@@ -36,44 +36,47 @@ recv and an outfeed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from reshard.errors import NotationError
-from reshard.hlo.module import Array, Computation, Instruction, Module, Shape, Tables
+from reshard.hlo.instruction import (
+    CALLS,
+    NO_OPERANDS,
+    STRING,
+    Array,
+    Instruction,
+    Shape,
+    find_close,
+    list_attributes,
+    spell_shape,
+)
+from reshard.hlo.module import Computation, Module, Tables
 
 _LONGEST_SHAPE = 1 << 20  # characters of one that is inferred
 _MOST_DIGITS = 4300  # Python reads no longer numbers.
-_NO_OPERANDS = ("constant", "parameter")
-_CALLS = (
-    "calls", "to_apply", "condition", "body", "true_computation", "false_computation", "branch_computations",
-    "called_computations", "select", "scatter",
-)  # fmt: skip
 
 # What XLA prints. The rest of a line has no `name =` outside of its strings, so it holds one instruction only, and the
 # next line starts another or ends the computation. Operands that are instructions themselves (`add(negate(a), b)`) or
 # elements (`t#0`) have a parenthesis after a lower-case word, or a `#`.
-_STRING = r'"(?:[^"\\]|\\.)*+"'
-ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=?\s]*)\](?:\{([^}]*)\})?")
 _TUPLE = r"\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\)"
 _PRINTED = re.compile(
     rf"  (ROOT )?%?([\w.\-]+) = ([a-z]\w*\[[\d,<=]*\](?:\{{[^}}]*\}})?|{_TUPLE}) ([a-z][\w\-]*)\("
-    rf"((?:[^\"'\n/=%(#{{]++|\{{[^\"'\n/%(#{{}}]*+\}}|\{{|{_STRING}|'[^'\"\n]*'|%[\w.\-]++(?!\s*=)|(?<!\s)=|(?<![a-z0-9_\-])\("
+    rf"((?:[^\"'\n/=%(#{{]++|\{{[^\"'\n/%(#{{}}]*+\}}|\{{|{STRING}|'[^'\"\n]*'|%[\w.\-]++(?!\s*=)|(?<!\s)=|(?<![a-z0-9_\-])\("
     rf"|/\*[^*\n]*\*/)*+)"
     r"\n(?=  \S|\})"
 )
-_PRINTED_HEADER = re.compile(rf"^HloModule ([^\s,%:]+)((?:[^\n\"'/]++|{_STRING}|'[^'\"\n]*'|/\*[^*\n]*\*/)*+)\n", re.M)
+_PRINTED_HEADER = re.compile(rf"^HloModule ([^\s,%:]+)((?:[^\n\"'/]++|{STRING}|'[^'\"\n]*'|/\*[^*\n]*\*/)*+)\n", re.M)
 _PRINTED_HEAD = re.compile(r"\s*^(ENTRY )?%?([\w.\-]+)(?: \((?:[^\"=\n/{]++|\{(?!\n)|/\*[^*\n]*\*/)*+| )\{\n", re.M)
 _PRINTED_TABLES = re.compile(r"(?:\s*^(?:[A-Z][A-Za-z]+|\d+ (?:\"(?:[^\"\\]|\\.)*\"|\{[\w =\-]*\}))$)*", re.M)
 _PRINTED_END = re.compile(r"\}(?:, execution_thread=\"[^\"]*\")?(?:\n|$)")
 
 # What XLA reads, without comments.
-_COMMENT = re.compile(rf"({_STRING}|'(?:[^'\\]|\\.)*+')|/\*.*?(?:\*/|\Z)|//[^\n\r]*", re.S)
+_COMMENT = re.compile(rf"({STRING}|'(?:[^'\\]|\\.)*+')|/\*.*?(?:\*/|\Z)|//[^\n\r]*", re.S)
 _HEADER = re.compile(r"\s*HloModule\s+%?([^\s,{:]+):?")
-_TABLE = re.compile(rf"\s*(?:(File(?:Names|Locations)|FunctionNames|StackFrames)\b|\d+\s*(?:{_STRING}|\{{[^}}]*\}}))")
+_TABLE = re.compile(rf"\s*(?:(File(?:Names|Locations)|FunctionNames|StackFrames)\b|\d+\s*(?:{STRING}|\{{[^}}]*\}}))")
 _HEAD = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+):?\s*(?=[({])")
 _FIRST = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+):?\s*=")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\s*\(")
@@ -87,86 +90,15 @@ _SEVERAL, _OPEN, _CLOSE, _CLOSE_OPERANDS, _COMMA = map(
 )
 _NEXT_OPERAND = re.compile(r"\s*(?:,|(?=\)))")
 _INLINE = re.compile(r"\s*\{(?=\s*(?:ROOT\s+)?%?[\w.\-]+:?\s*=)")
-_MARK = re.compile(rf"{_STRING}|[{{(\[]|[}})\]]|,")
 _VALUE_END = re.compile(
-    rf"{_STRING}|'(?:[^'\\]|\\.)*+'|[{{(\[]|[}})\]]|,|%[\w.\-]+\s*=|(?<![\w.\-%])[\w.\-]+:?\s+=|\bROOT\s"
+    rf"{STRING}|'(?:[^'\\]|\\.)*+'|[{{(\[]|[}})\]]|,|%[\w.\-]+\s*=|(?<![\w.\-%])[\w.\-]+:?\s+=|\bROOT\s"
 )
-_WORD_END = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*+'|[{{(\[]|[}})\]]|,|\s")
-_BLANK = re.compile(rf"({_STRING})|\s*(<=|->|[,:])\s*|([{{(\[])\s+|\s+(?=[}})\]]|T\()|(\s+)")
+_WORD_END = re.compile(rf"{STRING}|'(?:[^'\\]|\\.)*+'|[{{(\[]|[}})\]]|,|\s")
 
-_QUOTED = re.compile(_STRING)
-_CALLED = re.compile(rf"\b({'|'.join(_CALLS)})=(?:%?([\w.\-]+)|\{{([^}}]*)\}})")
-_NAME = re.compile(r"%([\w.\-]+)")
-_INDEX_COMMENT = re.compile(r"/\*.*?\*/")
-_SHAPE_PART = re.compile(rf"{ARRAY.pattern}|(b?\()|(\))")
 _MARKS = (
     ("tpu", re.compile(r"\{[\d,]*:T\(\d")),  # tiled memory layouts
     ("gpu", re.compile(r'"operation_queue_id"|"fusion_backend_config"|custom_call_target="__(?:cublas|cudnn|triton)')),
 )
-
-
-class _Line(NamedTuple):
-    """An instruction's line: its opcode, the text of its shape, and all that stands after the opening parenthesis."""
-
-    opcode: str
-    shape_text: str
-    rest: str
-
-    @property
-    def is_array(self) -> bool:
-        return not self.shape_text.startswith("(")
-
-    def shape(self) -> Shape:
-        if not self.shape_text:
-            raise NotationError(f"HLO text: the shape of a {self.opcode} is left out; write it, as XLA does")
-        return read_shape(self.shape_text)
-
-    def operands(self) -> tuple[str, ...]:
-        if self.opcode in _NO_OPERANDS:
-            return ()
-        text = _INDEX_COMMENT.sub("", self.rest[: _find_close(self.rest)])
-        if text.count("%") > text.count(","):
-            return tuple(_NAME.findall(text))
-        # Shapes have commas as well, and only some of the names may have their %.
-        return tuple(part.split()[-1].lstrip("%") for part in ARRAY.sub("", text).split(",") if part.strip(" ()"))
-
-    def attributes(self) -> Mapping[str, str]:
-        return MappingProxyType(dict(_list_attributes(self.rest[_find_close(self.rest) + 1 :])))
-
-    def called(self) -> tuple[str, ...]:
-        if "=" not in self.rest:
-            return ()
-        found = _CALLED.findall(_QUOTED.sub("", self.rest) if '"' in self.rest else self.rest)
-        listed = sorted(found, key=lambda one: _CALLS.index(one[0])) if len(found) > 1 else found
-        names = (name for _, one, several in listed for name in ([one] if one else several.split(",")))
-        return tuple(name.strip().lstrip("%") for name in names if name.strip())
-
-    def literal(self) -> str:
-        return self.rest[: _find_close(self.rest)].strip() if self.opcode in _NO_OPERANDS else ""
-
-    def metadata(self) -> str | None:
-        return self.attributes().get("metadata") if "metadata=" in self.rest else None
-
-
-def _list_attributes(text: str) -> Iterator[tuple[str, str]]:
-    """The keys and values in `, key=value, key=value`: commas that are outside of all brackets and quotes part them."""
-    depth = start = 0
-    ends: list[int] = []
-    for mark in _MARK.finditer(text):
-        if mark[0] == "," and depth == 0:
-            ends.append(mark.start())
-        elif mark[0] in "{([":
-            depth += 1
-        elif mark[0] in "})]":
-            depth -= 1
-    for end in (*ends, len(text)):
-        key, _, value = text[start:end].partition("=")
-        start, value = end + 1, value.strip()
-        if key.strip():
-            if (" " in value or not value.isprintable()) and '"' not in value and "backend_config" not in key:
-                # As XLA prints it: no blanks at commas and inside of brackets, elsewhere one, also where a line ends.
-                value = _BLANK.sub(lambda found: found[1] or found[2] or found[3] or (" " if found[4] else ""), value)
-            yield key.strip(), value
 
 
 def parse(text: str) -> Module:
@@ -209,7 +141,7 @@ def _read_printed(text: str) -> Module | None:
         at, body = head.end(), list[Instruction]()
         while line := _PRINTED.match(text, at):
             at = line.end()
-            body.append(Instruction(line[2], line[4], bool(line[1]), _Line(line[4], line[3], line[5])))
+            body.append(Instruction(line[2], line[4], bool(line[1]), line[3], line[5]))
         end = _PRINTED_END.match(text, at)
         if end is None or len({one.name for one in body}) < max(len(body), 1):
             return None
@@ -228,7 +160,7 @@ def _make_computation(name: str, body: list[Instruction]) -> Computation:
 
 
 def _make_module(name: str, header: str, tables: str, computations: dict[str, Computation], entry: str) -> Module:
-    attributes = dict(_list_attributes(header))
+    attributes = dict(list_attributes(header))
     counts = [re.fullmatch(r"\d+", attributes.get(key, "")) for key in ("num_partitions", "replica_count")]
     partitions, replicas = (None if count is None else int(count[0]) for count in counts)
     return Module(name, MappingProxyType(computations), computations[entry], partitions, replicas, Tables(tables))
@@ -284,7 +216,7 @@ class _Reader:
             if head is None:
                 break
             if self.match(_SEVERAL):  # Its parameters are instructions as well.
-                self.at = _find_close(self.text, self.at) + 1
+                self.at = find_close(self.text, self.at) + 1
                 self.need(re.compile(r"\s*->"))
                 self.take_shape()
             self.where = f"{name}, inside computation {head[2]}"
@@ -311,19 +243,18 @@ class _Reader:
     def read_instruction(self, name: str, root: bool, made: dict[str, Instruction], *, is_operand: bool) -> str:
         """Reads what follows the name of an instruction, or an operand that is one; returns its name."""
         shape, opcode = self.take_shape(), self.need(_OPCODE)[1]
-        if opcode in _NO_OPERANDS:
-            end = _find_close(self.text, self.at)
+        if opcode in NO_OPERANDS:
+            end = find_close(self.text, self.at)
             operands, inside, self.at = [], self.text[self.at : end].strip(), end + 1
         else:
             operands = self.operands(made)
             inside = ", ".join(f"%{one}" for one in operands)
-        line = _Line(opcode, shape, f"{inside}){'' if is_operand else self.attributes()}")
-        if not shape:
-            line = self.with_shape(line, operands, made)
+        rest = f"{inside}){'' if is_operand else self.attributes()}"
         name = name or self.new_name(f"{opcode}.anon", made)
         if name in made:
             raise NotationError(f"HLO module {self.where}: {name} is made twice; give the whole module")
-        made[name] = Instruction(name, opcode, root, line)
+        one = Instruction(name, opcode, root, shape, rest)
+        made[name] = one if shape else self.with_shape(one, operands, made)
         return name
 
     def operands(self, made: dict[str, Instruction]) -> list[str]:
@@ -345,24 +276,24 @@ class _Reader:
 
     def read_element(self, name: str, index: str, made: dict[str, Instruction]) -> str:
         """The name of an element of a tuple, which is made on its first use."""
-        line, new = _Line("get-tuple-element", "", f"%{name}), index={index}"), f"{name}_{index}"
-        if new in made and made[new].source == self.with_shape(line, [name], made):
-            return new
-        new = self.new_name(new, made)
-        made[new] = Instruction(new, line.opcode, False, self.with_shape(line, [name], made))
-        return new
+        one = Instruction(f"{name}_{index}", "get-tuple-element", False, "", f"%{name}), index={index}")
+        one = self.with_shape(one, [name], made)
+        if made.get(one.name) != one:
+            one = replace(one, name=self.new_name(one.name, made))
+            made[one.name] = one
+        return one.name
 
-    def with_shape(self, line: _Line, operands: Sequence[str], made: Mapping[str, Instruction]) -> _Line:
-        """The line with a shape that the text leaves out, as far as it can be inferred."""
-        taken = [made[one] for one in operands if one in made]
-        length = sum(len(one.source.shape_text) for one in taken if isinstance(one.source, _Line))
+    def with_shape(self, one: Instruction, operands: Sequence[str], made: Mapping[str, Instruction]) -> Instruction:
+        """The instruction with a shape that the text leaves out, as far as it can be inferred."""
+        taken = [made[name] for name in operands if name in made]
+        length = sum(len(each.shape_text) for each in taken)
         if len(taken) < len(operands) or length > _LONGEST_SHAPE:  # Tuples of tuples grow with every line.
-            return line
+            return one
         try:
-            found = _infer_shape(line, taken, self.computations)
+            found = _infer_shape(one, taken, self.computations)
         except (NotationError, ValueError, IndexError):  # Of an operand without one, or of attributes that are damaged.
-            return line
-        return line if found is None else line._replace(shape_text=_spell_shape(found))
+            return one
+        return one if found is None else replace(one, shape_text=spell_shape(found))
 
     def new_name(self, name: str, made: Mapping[str, Instruction]) -> str:
         """A name that nothing has, made as XLA makes them."""
@@ -377,7 +308,7 @@ class _Reader:
         """The text of a shape without its blanks; empty if none stands here."""
         start = self.at
         if self.match(_SEVERAL):
-            self.at = _find_close(self.text, self.at) + 1
+            self.at = find_close(self.text, self.at) + 1
         else:
             self.match(_ONE_ARRAY)
         return "".join(self.text[start : self.at].split())
@@ -386,7 +317,7 @@ class _Reader:
         """The attributes that stand here, as `, key=value` each."""
         parts: list[str] = []
         while key := self.match(_KEY):
-            parts.append(f", {key[1]}={self.called() if key[1] in _CALLS else self.value(end)}")
+            parts.append(f", {key[1]}={self.called() if key[1] in CALLS else self.value(end)}")
         return "".join(parts)
 
     def value(self, end: re.Pattern[str]) -> str:
@@ -431,10 +362,10 @@ _UNKNOWN = (
 )  # fmt: skip
 
 
-def _infer_shape(line: _Line, operands: Sequence[Instruction], known: Mapping[str, Computation]) -> Shape | None:
+def _infer_shape(made: Instruction, operands: Sequence[Instruction], known: Mapping[str, Computation]) -> Shape | None:
     """The shape of an instruction with these operands; None if it is of a kind that is not inferred."""
-    shapes, attributes = [one.shape for one in operands], line.attributes()
-    match line.opcode, shapes:
+    shapes, attributes = [one.shape for one in operands], made.attributes
+    match made.opcode, shapes:
         case "tuple", _:
             return tuple(shapes)
         case "get-tuple-element", [tuple() as parts]:
@@ -444,11 +375,11 @@ def _infer_shape(line: _Line, operands: Sequence[Instruction], known: Mapping[st
         case (("partition-id" | "replica-id"), _):
             return Array("u32", ())
         case (("call" | "conditional"), _):
-            root = next((known[one].root for one in line.called() if one in known), None)
+            root = next((known[one].root for one in made.called if one in known), None)
             return None if root is None else root.shape
         case _, [Array() as first, *rest] if all(isinstance(one, Array) for one in rest):
-            return _infer_array(line.opcode, first, [one for one in rest if isinstance(one, Array)], attributes)
-        case _, [one] if line.opcode not in _UNKNOWN:
+            return _infer_array(made.opcode, first, [one for one in rest if isinstance(one, Array)], attributes)
+        case _, [one] if made.opcode not in _UNKNOWN:
             return one
         case _:
             return None
@@ -499,22 +430,6 @@ def _infer_array(opcode: str, first: Array, rest: Sequence[Array], attributes: M
             return first
 
 
-def _spell_shape(shape: Shape) -> str:
-    if isinstance(shape, tuple):
-        return f"({','.join(map(_spell_shape, shape))})"
-    return f"{shape.dtype}[{','.join(map(str, shape.dims))}]" + (f"{{{shape.layout}}}" if shape.layout else "")
-
-
-def _find_close(text: str, start: int = 0) -> int:
-    """The index of the parenthesis that closes the one just before `start`."""
-    depth = 0
-    for mark in _MARK.finditer(text, start):
-        depth += {"(": 1, ")": -1}.get(mark[0], 0)
-        if depth < 0:
-            return mark.start()
-    return len(text)
-
-
 def _diagnose_text(text: object) -> str:
     """What the text seems to be, and what to give instead."""
     advice = "give the text of an optimized module: compiled.as_text(), or a .txt file of --xla_dump_to"
@@ -538,47 +453,3 @@ def compiled_platform(text: str) -> str:
     'cpu'
     """
     return next((platform for platform, mark in _MARKS if mark.search(text)), "cpu")
-
-
-def read_shape(text: str) -> Shape:
-    """Reads a shape; raises `NotationError` for text that is not exactly one.
-
-    >>> read_shape("(f32[8,4]{1,0}, s32[])")
-    (Array(dtype='f32', dims=(8, 4), layout='1,0'), Array(dtype='s32', dims=(), layout=''))
-    """
-    stack: list[list[Shape]] = [[]]
-    buffers: list[bool] = []
-    for part in _SHAPE_PART.finditer(text):
-        if part[4]:
-            stack.append([])
-            buffers.append(part[4] == "b(")
-        elif part[5] and len(stack) > 1:
-            inside = stack.pop()
-            # A buffer is an array in memory that may be changed.
-            stack[-1].append(inside[0] if buffers.pop() and len(inside) == 1 else tuple(inside))
-        elif part[1]:
-            stack[-1].append(_make_array(part[1], part[2], part[3] or ""))
-    if len(stack) != 1 or len(stack[0]) != 1:
-        raise NotationError(f"HLO shape {text[:120]!r}: give one array, as in f32[8,4]{{1,0}}, or a tuple of shapes")
-    return stack[0][0]
-
-
-def read_arrays(text: str) -> tuple[Array, ...]:
-    """Reads the arrays of a shape in order, without their tuples: faster than `read_shape`, and unchecked.
-
-    >>> [array.dtype for array in read_arrays("((f32[8]), u32[])")]
-    ['f32', 'u32']
-    """
-    return tuple(_make_array(*parts) for parts in ARRAY.findall(text))
-
-
-@lru_cache(maxsize=1 << 14)  # A module has few shapes, and names each of them often.
-def _make_array(dtype: str, dims: str, layout: str) -> Array:
-    try:
-        return Array(
-            dtype, tuple(int(size.lstrip("<= ")) for size in dims.split(",") if size.strip()), "".join(layout.split())
-        )
-    except ValueError:
-        raise NotationError(
-            f"HLO shape {dtype}[{dims[:80]}]: its sizes are not numbers, or not bounded; write f32[8,4]"
-        ) from None

@@ -10,8 +10,9 @@ from benchmarks.hlo_texts import difference
 from reshard import hlo
 from reshard.errors import NotationError, ReshardError
 from reshard.hlo import Array, Source, integrity
+from reshard.hlo.instruction import read_shape
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.text_reader import compiled_platform, read_shape
+from reshard.hlo.text_reader import compiled_platform
 from reshard.hlo.wire import Field
 from reshard.jax.xla_pass import fragments
 from reshard.jax.xla_pass.fragments import read_module

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from reshard.errors import NotationError
 from reshard.hlo import Array, Computation, Instruction, Module, trip_count
-from reshard.hlo.module import Shape
+from reshard.hlo.instruction import Shape
 
 _OPENED = ("fusion", "call", "async-start", "call-start")
 _CONTINUES = ("async-update", "async-done", "call-update", "call-done")
