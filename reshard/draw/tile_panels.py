@@ -5,11 +5,10 @@ source              all_to_all            target
 │ 0 │ 2 │ 4 │ 6 │   ───────>    │       0       │      that rests on it shows which indices they hold.
 └───┴───┴───┴───┘   received    └───────────────┘
 
-`types.meaning` alone says which devices hold which box of an array. All elements of a run, the minor
-local digit of a dim, lie on the same devices, so it is enough to look up the meaning of a coarse layout, in which every
-run is one element; an array of 2^40 elements is drawn like a small one:
+All elements of a run, the minor local digit of a dim, lie on the same devices, so a cell is a box of runs, and an array
+of 2^40 elements is drawn like a small one:
 
-    f32[2{x}64] on <x=4>     as f32[2{x}1]: 8 runs, by device: | 0 | 1 | 2 | 3 | 0 | 1 | 2 | 3 |
+    f32[2{x}64] on <x=4>     8 runs, by device: | 0 | 1 | 2 | 3 | 0 | 1 | 2 | 3 |
 """
 
 from __future__ import annotations
@@ -45,16 +44,22 @@ from reshard.draw.scene import (
 )
 from reshard.errors import ReshardError
 from reshard.plans.plan import Plan, Step
-from reshard.show.layout_pieces import set_text
-from reshard.types.layout import Digit, Dim, Layout
-from reshard.types.meaning import meaning
+from reshard.show.layout_pieces import (
+    fix_coordinates,
+    list_owners,
+    list_pieces,
+    list_summands,
+    number_run,
+    set_text,
+    split_digits,
+)
+from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
 from reshard.types.units import bytes_text, counted, listed
 
 MOST_CELLS = 4096
 MOST_RUNS = 1024  # Along one dim: more than a panel has columns of pixels.
 MOST_DEVICES = 4096
-MOST_WORK = 1 << 22  # Runs looked up, over all devices.
 MOST_SLICES = 8
 MOST_STRIPES = 8  # Colours in one cell.
 _MOST_DEALT, _DEALT = 32, 16  # Of a block-cyclic dim with more than 32 runs, 16 (or one round) show the pattern.
@@ -85,7 +90,7 @@ class LayoutCells:
     @cached_property
     def runs(self) -> tuple[int, ...]:
         """The elements of one run, for each dim."""
-        return tuple(_measure_run(dim) for dim in self.layout.dims)
+        return tuple(split_digits(dim)[1] for dim in self.layout.dims)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -97,46 +102,24 @@ class LayoutCells:
         Cell(spans=((0, 2), (0, 2)), holders=((0, 1),))
         Cell(spans=((2, 4), (0, 2)), holders=((2, 3),))
         """
-        layout, mesh = self.layout, self.layout.mesh
+        layout = self.layout
         if 0 in layout.shape:
             return ()
-        # Each run as one element, and no more rounds of a block-cyclic dim than are drawn: the meaning of an array of
-        # any size is then short.
-        dims: list[Dim] = []
-        for dim, run, drawn in zip(layout.dims, self.runs, self.drawn, strict=True):
-            if dim.pieces is not None:
-                dims.append(dim)
-                continue
-            digits, size = dim.digits[:-1] if run > 1 else dim.digits, -(-dim.size // run)
-            if digits and digits[0].axis is None:
-                unit = math.prod(d.radix for d in digits[1:])
-                rounds = min(digits[0].radix, -(-drawn // unit))
-                digits, size = (Digit(rounds, None), *digits[1:]), min(size, rounds * unit)
-            dims.append(Dim(digits, size))
-        coarse = Layout(mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
-        check_devices(mesh)
-        runs = sum(coarse.tile_shape)
-        if mesh.size * runs > MOST_WORK:
-            raise ReshardError(
-                f"{coarse} on mesh {mesh} is cut too finely to draw: {runs} runs on each of {mesh.size} devices "
-                f"(global {coarse.shape} runs); draw the same layouts of a smaller shape, or use draw('memory')"
-            )
-        tiles: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-        for device in mesh.devices:
-            tiles.setdefault(meaning(coarse, device), []).append(device)
-        holders: dict[tuple[int, ...], list[int]] = {}
-        for index, same in tiles.items():
-            kept = [[at for at in along if at < most] for along, most in zip(index, self.drawn, strict=True)]
-            for place in itertools.product(*kept):
-                holders.setdefault(place, []).extend(same)
+        check_devices(layout.mesh)
+        # What a run's held digits fix says who holds it. Those of a block-cyclic dim come again and again.
+        numbers = [_number_runs(dim, drawn) for dim, drawn in zip(layout.dims, self.drawn, strict=True)]
+        known: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
         cells: list[Cell] = []
         for place in itertools.product(*map(range, self.drawn)):
             spans = tuple((at * run, (at + 1) * run) for at, run in zip(place, self.runs, strict=True))
-            # One set of devices for each summand; a single set unless the array is partial.
-            sets: dict[tuple[int, ...], list[int]] = {}
-            for device in sorted(holders[place]):
-                sets.setdefault(mesh.coordinates(mesh.position(device), layout.partial), []).append(device)
-            cells.append(Cell(spans, tuple(tuple(same) for same in sets.values())))
+            key = tuple(own[at] for own, at in zip(numbers, place, strict=True))
+            if key not in known:
+                pairs = zip(layout.dims, key, strict=True)
+                fixed = [one for dim, number in pairs for one in fix_coordinates(dim, layout.mesh, number)]
+                summands = ([*fixed, *summand] for summand in list_summands(layout))
+                sets = (list_owners(layout.mesh, each, MOST_DEVICES)[0] for each in summands)
+                known[key] = tuple(sorted(map(tuple, sets)))
+            cells.append(Cell(spans, known[key]))
         return tuple(cells)
 
 
@@ -148,7 +131,7 @@ def count_runs(layout: Layout) -> tuple[int, ...]:
     (8, 1, 2)
     """
     counts = (dim.padded if dim.pieces is None else dim.size for dim in layout.dims)
-    return tuple(count // _measure_run(dim) if count else 0 for count, dim in zip(counts, layout.dims, strict=True))
+    return tuple(count // split_digits(dim)[1] if count else 0 for count, dim in zip(counts, layout.dims, strict=True))
 
 
 def limit_runs(sizes: Sequence[int], most: int = MOST_CELLS) -> tuple[int, ...]:
@@ -167,11 +150,11 @@ def limit_runs(sizes: Sequence[int], most: int = MOST_CELLS) -> tuple[int, ...]:
     return tuple(drawn)
 
 
-def _measure_run(dim: Dim) -> int:
-    """The elements of a run: the minor digit if it is local; pieces of any size are drawn index by index."""
-    if dim.pieces is not None:
-        return 1
-    return dim.digits[-1].radix if dim.digits and dim.digits[-1].axis is None else 1
+def _number_runs(dim: Dim, drawn: int) -> list[int]:
+    """The number that the held digits of each of the first runs form; pieces of any size are drawn index by index."""
+    if dim.pieces is None:
+        return [number_run(dim, at) for at in range(drawn)]
+    return [piece.number for piece in list_pieces(dim) for _ in range(piece.start, piece.stop)][:drawn]
 
 
 def check_devices(mesh: Mesh) -> None:

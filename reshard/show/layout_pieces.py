@@ -38,11 +38,26 @@ class Fixed(NamedTuple):
     value: int
 
 
-def _split_digits(dim: Dim) -> tuple[tuple[Digit, ...], int]:
-    """The digits that number the runs of a dim, and the length of a run: its minor local digit."""
-    if dim.digits and dim.digits[-1].axis is None:
+def split_digits(dim: Dim) -> tuple[tuple[Digit, ...], int]:
+    """The digits that number the runs of a dim, and the length of a run: its minor local digit; 1 for any pieces."""
+    if dim.pieces is None and dim.digits and dim.digits[-1].axis is None:
         return dim.digits[:-1], dim.digits[-1].radix
     return dim.digits, 1
+
+
+def number_run(dim: Dim, at: int) -> int:
+    """The number that the held digits of a run form, which may be all padding.
+
+    >>> [number_run(Layout.parse("f32[2{x}2/7]", Mesh(x=2)).dims[0], at) for at in range(4)]
+    [0, 1, 0, 1]
+    """
+    number, weight = 0, 1
+    for radix, axis in reversed(split_digits(dim)[0]):
+        at, value = divmod(at, radix)
+        if axis is not None:
+            number += value * weight
+            weight *= radix
+    return number
 
 
 def count_pieces(dim: Dim) -> int:
@@ -53,7 +68,7 @@ def count_pieces(dim: Dim) -> int:
     """
     if dim.pieces is not None:
         return len(dim.pieces.lengths)
-    run = _split_digits(dim)[1]
+    run = split_digits(dim)[1]
     return -(-dim.size // run) if run else 0
 
 
@@ -68,15 +83,9 @@ def list_pieces(dim: Dim) -> Iterator[Piece]:
         runs = zip(dim.pieces.starts, dim.pieces.lengths, dim.pieces.numbers, strict=True)
         yield from (Piece(start, start + length, number) for start, length, number in runs)
         return
-    digits, run = _split_digits(dim)
+    run = split_digits(dim)[1]
     for at in range(count_pieces(dim)):
-        number, weight, rest = 0, 1, at
-        for radix, axis in reversed(digits):
-            rest, value = divmod(rest, radix)
-            if axis is not None:
-                number += value * weight
-                weight *= radix
-        yield Piece(at * run, min(dim.size, (at + 1) * run), number)
+        yield Piece(at * run, min(dim.size, (at + 1) * run), number_run(dim, at))
 
 
 def fix_coordinates(dim: Dim, mesh: Mesh, number: int) -> list[Fixed]:
@@ -105,7 +114,7 @@ def list_ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]
         own = dim.pieces.runs_of(number_piece(dim, partial(mesh.coordinate, position)))
         yield from ((run.start, run.start + run.length) for run in own)
         return
-    digits, run = _split_digits(dim)
+    digits, run = split_digits(dim)
     values = [range(r) if a is None else (mesh.coordinate(position, a),) for r, a in digits]
     for number in itertools.product(*values):
         at = 0
@@ -128,8 +137,8 @@ def find_free_factors(mesh: Mesh, used: Sequence[tuple[int, int]]) -> list[tuple
     return [(low, high // low) for low, high in reversed(list(gaps)) if low < high]
 
 
-def list_owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
-    """The first devices at these coordinates, sorted by id, and their total number.
+def list_owners(mesh: Mesh, known: Sequence[Fixed], most: int = SOME) -> tuple[list[int], int]:
+    """The first devices at these coordinates, at most so many, sorted by id, and their total number.
 
     >>> list_owners(Mesh(x=4, y=2), [Fixed(1, 2, 1)])
     ([1, 3, 5, 7], 4)
@@ -138,7 +147,7 @@ def list_owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
     # Only the first devices are listed: a set may have a million.
     open_ = find_free_factors(mesh, [(f.stride, f.size) for f in known if f.size > 1])
     places = itertools.product(*(range(0, stride * size, stride) for stride, size in open_))
-    first = itertools.islice(places, SOME)
+    first = itertools.islice(places, most)
     return sorted(device_at_position(mesh, base + sum(place)) for place in first), math.prod(size for _, size in open_)
 
 
@@ -153,15 +162,18 @@ def label_piece(layout: Layout, known: Sequence[Fixed]) -> str:
     >>> label_piece(Layout.parse("f32[{x}4]", Mesh(x=4, y=2)), [Fixed(2, 4, 1)])
     '2-3'
     """
-    mesh = layout.mesh
-    factors = [(mesh.stride(axis), axis.size) for axis in layout.partial]
-    most = math.prod(size for _, size in factors)
-    sets: list[str] = []
+    most = math.prod(axis.size for axis in layout.partial)
     # Two of many summands show the pattern.
-    for values in itertools.islice(itertools.product(*(range(size) for _, size in factors)), 2 if most > 4 else 4):
-        summand = [Fixed(stride, size, v) for (stride, size), v in zip(factors, values, strict=True)]
-        sets.append(set_text(*list_owners(mesh, [*known, *summand])))
+    summands = itertools.islice(list_summands(layout), 2 if most > 4 else 4)
+    sets = [set_text(*list_owners(layout.mesh, [*known, *summand])) for summand in summands]
     return " + ".join([*sets, *([f".. ({most})"] if most > 4 else [])])
+
+
+def list_summands(layout: Layout) -> Iterator[list[Fixed]]:
+    """The coordinates of the devices of each summand of a partial array; none for the only one of any other."""
+    factors = [(layout.mesh.stride(axis), axis.size) for axis in layout.partial]
+    for values in itertools.product(*(range(size) for _, size in factors)):
+        yield [Fixed(stride, size, value) for (stride, size), value in zip(factors, values, strict=True)]
 
 
 def set_text(devices: Sequence[int], total: int) -> str:

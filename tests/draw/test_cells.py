@@ -84,6 +84,8 @@ def test_cells_are_few_however_large_the_array():
     cells = LayoutCells(layout, limit_runs(count_runs(layout)))
     assert len(cells.cells) <= MOST_CELLS
     assert [cell.devices for cell in cells.cells[::8][:5]] == [(0,), (8,), (16,), (24,), (0,)]
+    fine = LayoutCells(Layout.parse("f32[{x:(1)2}2097152{x:(2)2}]", Mesh(x=4)), (4,))
+    assert [cell.devices for cell in fine.cells] == [(0,), (1,), (0,), (1,)]
 
 
 @pytest.mark.parametrize("sizes", [(), (1,), (5000,), (64, 64), (100, 100), (3, 3, 3000), (40, 40, 40), (0, 9)])
@@ -94,13 +96,10 @@ def test_limits_keep_within_the_bound_and_the_sizes(sizes):
         assert some == sizes
 
 
-def test_too_many_devices_or_runs_are_refused():
+def test_too_many_devices_are_refused():
     layout = Layout.parse("f32[{x}2, 4]", Mesh(x=8192))
     with pytest.raises(ReshardError, match=r"8192 devices .*at most 4096"):
         assert LayoutCells(layout, (16, 1)).cells
-    fine = Layout.parse("f32[{x:(1)2}2097152{x:(2)2}]", Mesh(x=4))
-    with pytest.raises(ReshardError, match="too finely"):
-        assert LayoutCells(fine, (16,)).cells
 
 
 @for_each(range(20))
