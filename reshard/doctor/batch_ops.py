@@ -17,7 +17,6 @@ rows of its own.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,13 +25,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.chain_reader import Chain, ChainReader, Unfit, use_of
+from reshard.doctor.chain_reader import Chain, ChainReader, Unfit, join_chains, use_of
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel_places
 from reshard.doctor.dataflow.trace import Tracer, points_at
 from reshard.doctor.infer_layouts import GlobalDigit, TracedDigits, build_layouts, build_mesh, trace_digits
 from reshard.errors import LayoutError, MeshError, ReshardError
-from reshard.hlo import Array, Computation, Instruction, Module
+from reshard.hlo import Array, Collective, Computation, Instruction, Module
+from reshard.hlo.executed_collectives import row_major_strides
 from reshard.hlo.splice import Use
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -168,12 +168,6 @@ def _numbers_in(text: str) -> tuple[int, ...]:
 # Where an operation's rows may be: the layouts of what it takes, of its rows, and of its results.
 
 
-class OpInput(NamedTuple):
-    """What an operand is: the data that is moved, or else the index along a dim of it."""
-
-    index_dim: int | None = None
-
-
 class OpOutput(NamedTuple):
     """A form of a result that is used.
 
@@ -191,13 +185,14 @@ class OpOutput(NamedTuple):
 class OpReplacement:
     """An operation to run on rows that devices have.
 
-    `sources` has an instruction of the region, which yields `leaves`, the arrays `befores`: one of each. `places` is
-    the order of its digits, as in `InferredMove`. `choices` has the layouts to choose from.
+    Of its operands, `indices` has None for the data that is moved, or else the dim of which it is the index. `sources`
+    has an instruction of the region, which yields `leaves`, the arrays `befores`: one of each. `places` is the order of
+    its digits, as in `InferredMove`. `choices` has the layouts to choose from.
     """
 
     instruction: str
     op: BatchOp
-    inputs: tuple[OpInput, ...]
+    indices: tuple[int | None, ...]
     sources: tuple[str]
     leaves: tuple[HloValue]
     befores: tuple[Array]
@@ -215,8 +210,10 @@ class OpFinder:
         self.maps: IndexMaps = reader.maps
         self.numbering: Numbering = reader.numbering
 
-    def joined(self, chains: Sequence[Chain]) -> Iterator[tuple[Chain, Instruction, BatchOp]]:
-        """The chains that bring an operation's operands, as one, and the operation."""
+    def joined(
+        self, chains: Sequence[Chain], collectives: Sequence[Collective]
+    ) -> Iterator[tuple[Chain, Instruction, BatchOp]]:
+        """The chains that bring an operation's operands, as one, and the operation; all `collectives` in order."""
         used = {
             chain: {form for value, forms in chain.results.items() for form in forms or (value,)}
             for chain in chains
@@ -231,7 +228,7 @@ class OpFinder:
                 origins = [self.flow.origin(HloValue(region, name)) for name in instruction.operands]
                 feeding = [chain for origin in origins if (chain := by_form.get(origin)) is not None]
                 if feeding and all(used[chain] <= set(origins) for chain in feeding):
-                    yield _merge_chains(list(dict.fromkeys(feeding))), instruction, op
+                    yield join_chains(list(dict.fromkeys(feeding)), collectives), instruction, op
 
     def replacement(self, chain: Chain, instruction: Instruction, op: BatchOp) -> OpReplacement:
         """What has to be made for the results of an operation; raises `Unfit` with the reason if that is not known."""
@@ -245,8 +242,8 @@ class OpFinder:
             both = [value for value in operands if value in taken and value.opcode != "iota"]
             if both:
                 raise Unfit(f"{site.instruction.name} takes {both[0].name} as well")
-        inputs = tuple(self._read_input(value, op) for value in operands)
-        moved = [value for value, one in zip(operands, inputs, strict=True) if one.index_dim is None]
+        indices = tuple(self._find_index_dim(value, op) for value in operands)
+        moved = [value for value, dim in zip(operands, indices, strict=True) if dim is None]
         if len({self.numbering.of(value) for value in moved}) != 1:
             raise Unfit(f"{instruction.name} takes {len(moved)} arrays")
         leaf = self._find_leaf(chain, moved[0])
@@ -270,19 +267,19 @@ class OpFinder:
         moves = choices.of([op.results[output.number] for output in outputs])
         places = order_digits(choices.before)
         return OpReplacement(
-            instruction.name, op, inputs, (source,), (leaf,), (leaf.array,), places, moves, tuple(described)
+            instruction.name, op, indices, (source,), (leaf,), (leaf.array,), places, moves, tuple(described)
         )
 
-    def _read_input(self, value: HloValue, op: BatchOp) -> OpInput:
-        """What an operand is; an index along a dim inside the rows need not be moved."""
+    def _find_index_dim(self, value: HloValue, op: BatchOp) -> int | None:
+        """The dim inside the rows of which an operand is the index, so that it need not be moved; None for data."""
         leaf = value
         while (sources := self.maps.sources(leaf)) is not None and len(sources) == 1:  # ends: no value is its own form
             leaf = sources[0]
         if leaf.opcode == "iota" and value.array is not None:
             for dim in op.inner(value.array):
                 if is_index(self.maps, self.numbering, value, dim):
-                    return OpInput(dim)
-        return OpInput()
+                    return dim
+        return None
 
     def _find_leaf(self, chain: Chain, value: HloValue) -> HloValue:
         """What an operand was before the chain."""
@@ -306,11 +303,11 @@ class OpFinder:
         if any(one.device != one.weight for one in traced.device):
             raise Unfit(f"{value.name} is moved between devices")
         digits = [RowDigit(one.place, one.radix, one.weight, None) for one in traced.device if one.place]
-        for stride, dim in zip(tile_strides(output.after.dims), traced.index, strict=True):
+        for stride, dim in zip(row_major_strides(output.after.dims), traced.index, strict=True):
             digits += [RowDigit(one.place, one.radix, None, one.weight * stride) for one in dim]
         # Their weights are strides in the row-major result: they are told apart by its dims, and have to be all of it.
         dims = () if result.array is None else result.array.dims
-        strides = tile_strides(dims)
+        strides = row_major_strides(dims)
         made: RowDims = [[] for _ in dims]
         for part in [part for digit in digits for part in _cut_digit(digit, sorted(strides))]:
             at = next(at for at, stride in enumerate(strides) if stride <= part.weight and dims[at] > 1)
@@ -381,20 +378,6 @@ def _list_results(region: Scope, instruction: Instruction) -> list[HloValue]:
     if isinstance(instruction.shape, Array):
         return [HloValue(region, instruction.name)]
     return [HloValue(region, instruction.name, (at,)) for at in range(len(instruction.arrays))]
-
-
-def _merge_chains(chains: Sequence[Chain]) -> Chain:
-    """Several chains of a region as one."""
-    if len(chains) == 1:
-        return chains[0]
-    results = {value: forms for chain in chains for value, forms in chain.results.items()}
-    return Chain(
-        chains[0].region,
-        tuple(one for chain in chains for one in chain.collectives),
-        tuple(one for chain in chains for one in chain.values),
-        results,
-        frozenset[HloValue]().union(*(chain.leaves for chain in chains)),
-    )
 
 
 def is_index(maps: IndexMaps, numbering: Numbering, value: HloValue, dim: int) -> bool:
@@ -520,8 +503,3 @@ def _cut_digit(digit: RowDigit, cuts: Sequence[int]) -> Iterator[RowDigit]:
             device, place = (None if stride is None else stride * low for stride in (digit.device, digit.place))
             digit = RowDigit(cut, digit.radix // low, device, place)
     yield digit
-
-
-def tile_strides(dims: Sequence[int]) -> list[int]:
-    """The strides of the dims of a row-major array."""
-    return [math.prod(dims[at + 1 :]) for at in range(len(dims))]

@@ -359,7 +359,7 @@ def _check_operands(
     there: list[Numbers] = []
     operands = [traced.flow.operands(one.result) for traced, one in ((old, before), (new, after))]
     for number, (was, is_now) in enumerate(zip(*operands, strict=True)):
-        dim = replacement.inputs[number].index_dim
+        dim = replacement.indices[number]
         if dim is not None:
             if not (is_index(old.maps, old.numbering, was, dim) and is_index(new.maps, new.numbering, is_now, dim)):
                 raise SpliceError(f"{was.name}: it would not be the index along dim {dim} any more")

@@ -35,9 +35,10 @@ from reshard.doctor.dataflow.flow import HloValue
 from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel_places
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, points_at, strided_digits
-from reshard.doctor.shifts import Box, Sizes
+from reshard.doctor.shifts import Box, Sizes, list_edge_lines, points_on_all
 from reshard.errors import MeshError, ReshardError
 from reshard.hlo import Array
+from reshard.hlo.executed_collectives import row_major_strides
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
 
@@ -151,8 +152,7 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> InferredMove | N
         at = tuple(int(sender[0]) // stride % radix for stride, radix in group)
         dims = [[GlobalDigit(radix, stride, None, None)] for stride, radix in group]
         tile = tracer.tiles[int(origins.leaf[0])].dims
-        strides = [math.prod(tile[at + 1 :]) for at in range(len(tile))]
-        local = tuple((size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1)
+        local = tuple((size, stride) for size, stride in zip(sizes, row_major_strides(tile), strict=True) if size > 1)
         dims += [[GlobalDigit(size, None, None, stride)] for size, stride in local]
         pair = build_layouts(build_mesh(tracer.devices, dims, ()), dims, dtype, ())
         return InferredMove(*pair, devices, local, int(places[0, 0]), at)
@@ -179,19 +179,15 @@ class Joined(NamedTuple):
 def find_joined(tracer: Tracer, result: HloValue) -> Joined | None:
     """The cells of a value that come from one leaf each, the same on all devices; None if there are none, or too many.
 
-    They are found along lines: along each dim, those at the first and the last index of the others.
+    They are found along the lines of `list_edge_lines`.
     """
     dims = () if result.array is None else result.array.dims
     if 0 in dims:
         return None
     cuts = [{0, size} for size in dims]
     try:
-        for dim, size in enumerate(dims):
-            ends = [(0,) if at == dim else (0, other - 1) for at, other in enumerate(dims)]
-            for corner in set(product(*ends)):
-                line = np.repeat(np.array(corner, np.int64)[:, np.newaxis], size, axis=1)
-                line[dim] = np.arange(size)
-                cuts[dim].update((1 + np.flatnonzero(np.diff(_leaves_at(tracer, result, line)))).tolist())
+        for dim, line in list_edge_lines(dims):
+            cuts[dim].update((1 + np.flatnonzero(np.diff(_leaves_at(tracer, result, line)))).tolist())
         grid = tuple(tuple(sorted(one)) for one in cuts)
         if math.prod(len(one) - 1 for one in grid) > _MOST_CELLS:
             return None
@@ -203,9 +199,7 @@ def find_joined(tracer: Tracer, result: HloValue) -> Joined | None:
 
 def _leaves_at(tracer: Tracer, result: HloValue, indices: Numbers) -> Numbers:
     """The numbers of the leaves that elements come from, on every device alike."""
-    count = indices.shape[1]
-    points = Points(np.repeat(np.arange(tracer.devices), count), np.tile(indices, (1, tracer.devices)))
-    leaves = tracer(result, points).leaf.reshape(tracer.devices, count)
+    leaves = tracer(result, points_on_all(indices, tracer.devices)).leaf.reshape(tracer.devices, -1)
     if (leaves != leaves[0]).any() or (leaves == NOWHERE).any():
         raise Untraceable("devices have elements of several arrays at the same place, or padding")
     return leaves[0]
@@ -298,7 +292,7 @@ class TracedDigits:
 
         A stride that is where a dim of the tile begins has no neighbour across it: rows are not joined with columns.
         """
-        starts = [math.prod(self.tile.dims[at + 1 :]) for at in range(len(self.tile.dims))]
+        starts = row_major_strides(self.tile.dims)
         low, high = digit.place or 0, (digit.place or 0) * digit.radix
         for dim in dims:
             for at, other in enumerate(dim):

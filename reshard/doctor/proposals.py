@@ -298,7 +298,7 @@ class Proposals:
         why_not: dict[str, str] = {}
         # To look for the chains that bring an operation's rows takes long, and most modules have no such operation.
         finder = OpFinder(self.reader)
-        for chain, instruction, op in finder.joined(self.apart) if has_batch_ops(self.flow) else ():
+        for chain, instruction, op in finder.joined(self.apart, self.collectives) if has_batch_ops(self.flow) else ():
             try:
                 one = self._propose_op(chain, finder.replacement(chain, instruction, op))
             except (Unfit, ReshardError) as error:

@@ -132,19 +132,10 @@ def infer_shift(tracer: Tracer, result: HloValue) -> Shift | None:
 def _find_cuts(tracer: Tracer, result: HloValue, dims: Sequence[int]) -> list[Sizes]:
     """The bounds of cells along each dim: where, on any device, an element and the next are not neighbours in one tile.
 
-    All lines are followed at once: along each dim, those at the first and the last index of the others.
+    All lines are followed at once.
     """
-    lines = [
-        (dim, corner)
-        for dim in range(len(dims))
-        for corner in sorted(set(product(*((0, size - 1) if at != dim else (0,) for at, size in enumerate(dims)))))
-    ]
-    points: list[Numbers] = []
-    for dim, corner in lines:
-        line = np.repeat(np.array(corner, np.int64)[:, np.newaxis], dims[dim], axis=1)
-        line[dim] = np.arange(dims[dim])
-        points.append(line)
-    followed = _follow_points(tracer, result, np.concatenate(points, axis=1))
+    lines = list(list_edge_lines(dims))
+    followed = _follow_points(tracer, result, np.concatenate([line for _, line in lines], axis=1))
     ends = np.cumsum([dims[dim] for dim, _ in lines])[:-1]
     cuts: list[set[int]] = [{0, size} for size in dims]
     homes, indices, fills = (np.split(part, ends, axis=-1) for part in followed)
@@ -158,6 +149,24 @@ def _find_cuts(tracer: Tracer, result: HloValue, dims: Sequence[int]) -> list[Si
         if len(cuts[dim]) > _MOST_CELLS + 1:
             raise Untraceable("it is cut into too many cells")
     return [tuple(sorted(one)) for one in cuts]
+
+
+def list_edge_lines(dims: Sequence[int]) -> Iterator[tuple[int, Numbers]]:
+    """The indices of lines, with the dim that each goes along: those at the first and the last index of the others.
+
+    >>> [(dim, line.tolist()) for dim, line in list_edge_lines((1, 2))]
+    [(0, [[0], [0]]), (0, [[0], [1]]), (1, [[0, 0], [0, 1]])]
+    """
+    for dim, size in enumerate(dims):
+        for corner in sorted(set(product(*((0, n - 1) if at != dim else (0,) for at, n in enumerate(dims))))):
+            line = np.repeat(np.array(corner, np.int64)[:, np.newaxis], size, axis=1)
+            line[dim] = np.arange(size)
+            yield dim, line
+
+
+def points_on_all(indices: Numbers, devices: int) -> Points:
+    """Points at the same indices on every device, device by device."""
+    return Points(np.repeat(np.arange(devices), indices.shape[1]), np.tile(indices, (1, devices)))
 
 
 def _read_cell(box: Box, corners: Numbers, home: Numbers, index: Numbers, fill: Numbers) -> ShiftCell | None:
@@ -181,8 +190,7 @@ def _follow_points(tracer: Tracer, result: HloValue, indices: Numbers) -> tuple[
 
     Each has a row for every device.
     """
-    count = indices.shape[1]
-    points = Points(np.repeat(np.arange(tracer.devices), count), np.tile(indices, (1, tracer.devices)))
+    count, points = indices.shape[1], points_on_all(indices, tracer.devices)
     origins = tracer(result, points)
     padding = origins.leaf == NOWHERE
     tiles = list(tracer.tiles.values())

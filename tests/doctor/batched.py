@@ -77,6 +77,7 @@ class Proposed(NamedTuple):
 
 def proposed(body):
     traced = Traced(hlo.parse(HEAD + body), 4)
-    listed = list(list_chains(traced.flow, traced.maps, hlo.collectives(traced.flow.module)))
+    collectives = hlo.collectives(traced.flow.module)
+    listed = list(list_chains(traced.flow, traced.maps, collectives))
     finder = OpFinder(ChainReader(traced.flow, traced.maps, traced.numbering, None))
-    return Proposed(traced, finder, tuple(finder.joined(listed)))
+    return Proposed(traced, finder, tuple(finder.joined(listed, collectives)))

@@ -79,7 +79,7 @@ def test_an_fft_whose_operand_is_gathered():
 def test_a_sort_whose_second_operand_is_the_index():
     everything = proposed(SORT)
     one = everything.replacement()
-    assert [operand.index_dim for operand in one.inputs] == [None, 1]
+    assert one.indices == (None, 1)
     assert [(output.number, output.values[0].name) for output in one.outputs] == [(1, "d")]
     chain = everything.joined[0][0]
     assert sorted(collective.name for collective in chain.collectives) == ["g", "k"]

@@ -392,10 +392,9 @@ def asked_fragments(one: Proposal) -> list[Asked]:
             gather, *moves = one.outcome.plans
             results = zip(each.outputs, moves, strict=True)
             outputs = tuple(OutputKey(result.number, plan, result.order, result.after) for result, plan in results)
-            indices = tuple(operand.index_dim for operand in each.inputs)
             uses = tuple(replace(use, output=at) for at, output in enumerate(each.outputs) for use in output.uses)
             keys.append(
-                (OpFragmentKey(each.op, indices, gather, each.befores, each.places, outputs), each.sources, uses)
+                (OpFragmentKey(each.op, each.indices, gather, each.befores, each.places, outputs), each.sources, uses)
             )
         return keys
     plans = iter(one.outcome.plans)
