@@ -12,8 +12,8 @@ An array is rebuilt if each device holds whatever *any* device uses, and none us
 array is not rebuilt if arithmetic, a loop or the program's result uses the whole of it; if all devices use the same
 part, as when padding is cut off; or if some device uses everything, as the last one does in a cumsum.
 
-Small arrays are compared element by element, and the results of collectives, if large, on a sample: they are rebuilt if
-the used places have the same element on every device, devices use different ones, and no device uses as many elements.
+Small arrays are compared element by element. Of large ones, only the results of collectives are compared, at sampled
+places, and are not rebuilt if devices use as many elements.
 
 Elements are numbers that can be compared: a leaf of the chain, a device and a place in that device's tile. Devices that
 have copies of a tile count as one, so an element has one number, whichever copy it was taken from.
@@ -36,7 +36,7 @@ from reshard.hlo import Array
 
 WHOLE, GROUP = "whole", "group"
 _EXACT = 1 << 15  # elements, over all devices, that are compared one by one
-_BITS = 1 << 24  # devices times elements in the tables for that
+_BITS = 1 << 24  # devices times elements in the tables for that, of which some are left out of larger ones
 _SAMPLED = 256  # places of each array that are compared if there are more
 _LARGEST = 16  # arrays of a chain that are compared: a simulation may pass on hundreds of halos
 
@@ -78,37 +78,14 @@ class _Table(NamedTuple):
 
     def leaf(self, devices: Numbers) -> int | None:
         """A leaf that a group of devices has rebuilt entirely; None if there is none."""
-        used = self.uses[devices].any(axis=0)
+        # Where the text does not say what is used, it may be any part of what is held.
+        used = (self.uses if self.uses.any() else self.holds)[devices].any(axis=0)
         for leaf in np.unique(self.leaves[used]):
             here = used & (self.leaves == leaf)
             uses, holds, had = (part[devices][:, here].all(axis=1) for part in self[2:])
             if holds.all() and not (uses | had).any():
                 return int(leaf)
         return None
-
-
-class _Sample(NamedTuple):
-    """The elements that an array holds at places that are used, and those that devices use: (device, place).
-
-    `uses` is None if the text does not say which are used.
-    """
-
-    groups: Numbers
-    leaves: Numbers
-    holds: Numbers
-    had: Mask
-    uses: Numbers | None
-
-    def leaf(self, devices: Numbers) -> int | None:
-        """The leaf that a group of devices has rebuilt, as far as the sample shows; None if it has not."""
-        same = (self.holds[devices] == self.holds[devices[0]]).all()
-        differ = self.uses is None or (self.uses[devices] != self.uses[devices[0]]).any()
-        had = self.had[devices].all(axis=1).any()
-        return int(self.leaves[0]) if same and differ and not had else None
-
-
-_Comparison = _Table | _Sample
-"""What an array holds, compared with what is used of it."""
 
 
 class _Search:
@@ -149,24 +126,27 @@ class _Search:
             if leaf is not None:
                 yield Rebuilt(GROUP, value.array, leaf)
 
-    def _compare(self, value: HloValue) -> _Comparison | None:
+    def _compare(self, value: HloValue) -> _Table | None:
         """What a value holds, compared with what is used of it; None if only padding is, or all of it may be."""
         uses = self._uses if count_value_elements(value) * self.devices <= _EXACT else None
-        if uses is None or uses.device.size * self.devices > _BITS:
-            # The size of other values may count padding and repetition.
-            return self._compare_sample(value) if value.opcode in COLLECTIVES else None
-        uses, holds = uses.known, self._held(value).known
-        if not uses.device.size:
+        if uses is not None:
+            compared = uses.known, self._held(value).known
+        elif value.opcode not in COLLECTIVES or (compared := self._sample(value)) is None:
+            return None  # The size of other values may count padding and repetition.
+        uses, holds = compared
+        keys = ElementKeys(self.devices, self.leaves, compared)
+        elements = np.unique(keys.of(uses if uses.device.size else holds))
+        elements = elements[:: 1 + elements.size * self.devices // _BITS]
+        if not elements.size:
             return None
-        groups = find_device_groups(self.devices, (uses, holds))
-        keys = ElementKeys(self.devices, self.leaves, (uses, holds))
-        elements, used = np.unique(keys.of(uses), return_inverse=True)
-        held = keys.of(holds)
-        known = np.isin(held, elements)
-        are_used, are_held = np.zeros((2, self.devices, elements.size), np.bool_)
-        are_used[uses.device, used] = True
-        are_held[holds.device[known], np.searchsorted(elements, held[known])] = True
-        return _Table(groups, keys.leaf(elements), are_used, are_held, keys.had(elements, self._column))
+        tables = np.zeros((2, self.devices, elements.size), np.bool_)
+        for table, each in zip(tables, compared, strict=True):
+            numbers = keys.of(each)
+            known = np.isin(numbers, elements)
+            table[each.device[known], np.searchsorted(elements, numbers[known])] = True
+        groups = find_device_groups(self.devices, compared)
+        had = keys.had(elements, np.arange(self.devices)[:, np.newaxis])
+        return _Table(groups, keys.leaf(elements), tables[0], tables[1], had)
 
     @cached_property
     def _uses(self) -> HeldElements | None:
@@ -174,9 +154,7 @@ class _Search:
         if not self.forms or sum(map(count_value_elements, self.forms)) * self.devices > _EXACT:
             return None
         try:
-            held = [self._held(form) for form in self.forms]
-            origins = (np.concatenate(parts) for parts in zip(*(each.origins for each in held), strict=True))
-            return HeldElements(np.concatenate([each.device for each in held]), Origins(*origins))
+            return join_held([self._held(form) for form in self.forms])
         except Untraceable:
             return None
 
@@ -186,11 +164,10 @@ class _Search:
         points = points_at(value, self.devices, places)
         return HeldElements(points.device, Tracer(self.maps, self.numbering, ends)(value, points))
 
-    def _compare_sample(self, value: HloValue) -> _Sample | None:
-        """Compares elements at sampled places; None if devices may use all of the value.
+    def _sample(self, value: HloValue) -> tuple[HeldElements, HeldElements] | None:
+        """What is used and held of a value at sampled places; None if devices may use all of it.
 
-        The value is what a collective made: its size says how many elements it has only if no padding or repetition
-        was added since.
+        Nothing is used if the text does not say what is.
         """
         number, used, is_said = self.numbering.of(value), 0, True
         through: list[Numbers] = []  # places of the value that the used ones come from
@@ -198,16 +175,15 @@ class _Search:
         for form in self.forms:
             places = _sample_places(form)
             try:
-                origins = self._held(form, places, stop=value).origins
+                comes = self._held(form, places, stop=value).origins
             except Untraceable:  # The text does not say what the form uses: any place of the value may be used.
                 is_said, used = False, used + count_value_elements(form)
                 through.append(_sample_places(value))
                 continue
-            places_through = origins.place[origins.leaf == number]
-            if places_through.size:
+            if (mine := comes.leaf == number).any():
                 used += count_value_elements(form)
-                through.append(places_through)
-                uses.append(self._held(form, places))
+                through.append(comes.place[mine])
+                uses.append(self._held(form, places).at(mine))
         if not through or used >= count_value_elements(value):
             return None
         places = np.unique(np.concatenate(through))
@@ -217,15 +193,8 @@ class _Search:
             points = points_at(value, self.devices, places)
             operands = frozenset(self.maps.flow.operands(value))
             holds = HeldElements(points.device, Tracer(self.maps, self.numbering, operands)(value, points))
-        groups = find_device_groups(self.devices, [each.known for each in (holds, *uses)])
-        keys = ElementKeys(self.devices, self.leaves, (holds, *uses))
-        held, *each_used = (keys.of(each).reshape(self.devices, -1) for each in (holds, *uses))
-        differing = np.concatenate(each_used, axis=1) if is_said else None
-        return _Sample(groups, keys.leaf(held[0]), held, keys.had(held, self._column), differing)
-
-    @property
-    def _column(self) -> Numbers:
-        return np.arange(self.devices)[:, np.newaxis]
+        nothing = holds.at(np.zeros(holds.device.size, np.bool_))
+        return join_held(uses if is_said else [nothing]).known, holds.known
 
 
 def _sample_places(value: HloValue) -> Numbers:
@@ -243,8 +212,17 @@ class HeldElements(NamedTuple):
     @property
     def known(self) -> HeldElements:
         """Those that are not padding."""
-        kept = self.origins.leaf != NOWHERE
-        return HeldElements(self.device[kept], Origins(*(part[kept] for part in self.origins)))
+        return self.at(self.origins.leaf != NOWHERE)
+
+    def at(self, mask: Mask) -> HeldElements:
+        """Those for which the mask is true."""
+        return HeldElements(self.device[mask], Origins(*(part[mask] for part in self.origins)))
+
+
+def join_held(held: Sequence[HeldElements]) -> HeldElements:
+    """All elements of several lists."""
+    origins = (np.concatenate(parts) for parts in zip(*(each.origins for each in held), strict=True))
+    return HeldElements(np.concatenate([each.device for each in held]), Origins(*origins))
 
 
 def find_device_groups(devices: int, held: Sequence[HeldElements]) -> Numbers:
