@@ -26,12 +26,12 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.chain_reader import Chain, ChainReader, Unfit, join_chains, use_of
-from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, describe_instruction, parameter_number
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel_places
 from reshard.doctor.dataflow.trace import Tracer, points_at
 from reshard.doctor.infer_layouts import GlobalDigit, TracedDigits, build_layouts, build_mesh, trace_digits
 from reshard.errors import LayoutError, MeshError, ReshardError
-from reshard.hlo import Array, Collective, Computation, Instruction, Module
+from reshard.hlo import Array, Collective, Instruction, Module
 from reshard.hlo.executed_collectives import row_major_strides
 from reshard.hlo.splice import Use
 from reshard.types.layout import Layout
@@ -40,7 +40,6 @@ from reshard.types.mesh import Mesh
 _OPCODES = ("fft", "sort", "custom-call")
 _BATCHED = re.compile(r'\bnum_batch_dims="(\d+)"')
 _ATTRIBUTE = re.compile(r"\s*(\w+) = (-?\d+) : (u?i\d+)\s*(?:,|$)")
-_IGNORED = ("metadata", "frontend_attributes", "operand_layout_constraints", "to_apply", "called_computations")
 _NOT_FORMS = (*COLLECTIVES, "convert")
 _MOST = 1 << 12  # elements of a value, on each device, that are compared with an index
 
@@ -124,35 +123,9 @@ def batch_op(module: Module, scope: Scope, instruction: Instruction) -> BatchOp 
 
 def same_op(old: Module, one: Instruction, new: Module, other: Instruction) -> bool:
     """Whether two instructions do the same to a row, whatever the number of rows."""
-    if one.opcode != other.opcode or _defining_attributes(one) != _defining_attributes(other):
-        return False
-    if [array.dtype for array in one.arrays] != [array.dtype for array in other.arrays]:
-        return False
-    numbers: dict[tuple[object, ...], int] = {}
-    mine, yours = (
-        [_number_computation(module.computation(name), numbers) for name in each.called]
-        for module, each in ((old, one), (new, other))
-    )
-    return mine == yours
-
-
-def _defining_attributes(instruction: Instruction) -> dict[str, str]:
-    """The attributes that say what an instruction does; a compiler's notes on speed do not."""
-    attributes = {key: text for key, text in instruction.attributes.items() if key not in _IGNORED}
-    if instruction.opcode != "custom-call":
-        attributes.pop("backend_config", None)
-    return attributes
-
-
-def _number_computation(computation: Computation, numbers: dict[tuple[object, ...], int]) -> int | None:
-    """The number of what a computation yields, whatever its names and its order; equal values have equal numbers."""
-    known: dict[str, int] = {}
-    for one in computation.instructions:
-        shapes = tuple((array.dtype, array.dims) for array in one.arrays)
-        operands = tuple(known[name] for name in one.operands)
-        key = (one.opcode, shapes, one.literal, tuple(sorted(_defining_attributes(one).items())), operands)
-        known[one.name] = numbers.setdefault(key, len(numbers))
-    return None if computation.root is None else known[computation.root.name]
+    mine, yours = describe_instruction(old, one), describe_instruction(new, other)
+    dtypes = [[array.dtype for array in each.arrays] for each in (one, other)]
+    return (mine[0], *mine[2:]) == (yours[0], *yours[2:]) and dtypes[0] == dtypes[1]
 
 
 def has_batch_ops(flow: Flow) -> bool:

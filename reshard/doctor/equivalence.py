@@ -19,7 +19,6 @@ pair of the same digests, in this program and in others: it need not be traced a
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -29,7 +28,15 @@ import numpy as np
 
 from reshard.doctor.batch_ops import BatchOp, OpReplacement, batch_op, is_index, same_op
 from reshard.doctor.chain_reader import Replacement, finishing_name
-from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
+from reshard.doctor.dataflow.flow import (
+    Flow,
+    HloValue,
+    Numbering,
+    Scope,
+    describe_instruction,
+    digest_bytes,
+    parameter_number,
+)
 from reshard.doctor.dataflow.index_maps import (
     FRAGMENT_MOVES,
     UNKNOWN_FILL,
@@ -48,7 +55,7 @@ from reshard.doctor.dataflow.scalars import Numbers, Scalars
 from reshard.doctor.dataflow.trace import NOWHERE, Origins, Summands, Tracer, list_summands, same_sums
 from reshard.doctor.infer_layouts import list_axis_points
 from reshard.errors import SpliceError
-from reshard.hlo import Instruction, Module
+from reshard.hlo import Module
 
 Leaves = tuple[HloValue, ...]
 
@@ -407,10 +414,6 @@ _REDUCTIONS = ("all-reduce", "reduce-scatter")
 _FOLLOWED = FRAGMENT_MOVES.difference(("parameter", "conditional")).union(("constant", "iota", *_REDUCTIONS))
 _OPS = ("fft", "sort", "custom-call")
 _FIRST_SCALAR = {"dynamic-slice": (1, None), "dynamic-update-slice": (2, None), "select": (0, 1), "conditional": (0, 1)}
-_NOT_SAID = frozenset((
-    "metadata", "sharding", "calls", "channel_id", "control-predecessors", "to_apply", "called_computations",
-    "true_computation", "false_computation", "branch_computations",
-))  # fmt: skip
 
 Key = tuple[bytes, bytes, int, bool]
 """The digests of the old and the new value, the number of devices, and whether sums may take any order."""
@@ -444,7 +447,7 @@ class Signatures:
                 description, inputs = waiting[one] or ((), ())
                 parts = [self._known.get(each) for each in inputs]
                 is_known = waiting[one] is not None and None not in parts
-                self._known[one] = _digest(repr((description, parts)).encode()) if is_known else None
+                self._known[one] = digest_bytes(repr((description, parts)).encode()) if is_known else None
         return self._known[value]
 
     def _made(self, value: HloValue) -> _Made | None:
@@ -468,32 +471,12 @@ class Signatures:
             known = self.maps.scalars.at(operand)
             if not isinstance(known, np.ndarray):
                 return None
-            numbers.append((known.shape, _digest(known.tobytes()), repr(operand.array)))
-        description = (opcode, value.path, instruction.shape, self._said(instruction), numbers)
+            numbers.append((known.shape, digest_bytes(known.tobytes()), repr(operand.array)))
+        does = describe_instruction(self.maps.flow.module, instruction)
+        description = (does, value.path, instruction.shape, numbers)
         if opcode == "conditional":
             return None if sources is None else (description, tuple(sources))
         return description, (*operands[:first], *(() if last is None else operands[last:]))
-
-    def _said(self, instruction: Instruction) -> tuple[object, ...]:
-        """What an instruction says beside its name and its operands, and what the computations say that it calls."""
-        literal = instruction.literal if instruction.opcode == "constant" else ""
-        attributes = {key: text for key, text in instruction.attributes.items() if key not in _NOT_SAID}
-        if instruction.opcode != "custom-call":
-            attributes.pop("backend_config", None)
-        said = tuple(sorted(attributes.items()))
-        if instruction.opcode == "conditional":  # What its branches yield is followed.
-            return literal, said
-        lines: list[object] = []
-        for name in instruction.called:
-            called = self.maps.flow.module.computations.get(name)
-            for one in () if called is None else called.instructions:
-                own = [(key, text) for key, text in one.attributes.items() if key != "metadata"]
-                lines.append((one.name, one.root, one.opcode, one.shape, one.operands, one.literal, *own))
-        return literal, said, tuple(lines) or instruction.called
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class Proofs:

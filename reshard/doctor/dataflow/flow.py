@@ -12,6 +12,7 @@ looked through:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Collection, Iterator
@@ -327,9 +328,11 @@ def array_paths(shape: Shape) -> Iterator[tuple[int, ...]]:
 # Value numbering: equal values get equal numbers. Compilers recompute a value inside every fusion that needs it.
 
 
-_IGNORED = (
-    "metadata", "frontend_attributes", "backend_config", "sharding", "calls", "channel_id", "control-predecessors",
-)  # fmt: skip
+_NOT_SAID = frozenset((
+    "metadata", "frontend_attributes", "sharding", "calls", "channel_id", "control-predecessors", "to_apply",
+    "called_computations", "true_computation", "false_computation", "branch_computations",
+    "operand_layout_constraints",
+))  # fmt: skip
 _UNIQUE = ("parameter", "while", "conditional", "custom-call", "rng", "rng-bit-generator", "infeed", "recv", "call")
 _MOVES = ("bitcast", "reshape", "transpose", "slice", "dynamic-slice", "concatenate", "pad", "constant")
 
@@ -356,11 +359,44 @@ class Numbering:
         else:
             key: tuple[object, ...] = (value.scope, value.name, value.path)
             if opcode not in _UNIQUE and (value.scope.opened or opcode in _MOVES):
-                kept = tuple((name, text) for name, text in instruction.attributes.items() if name not in _IGNORED)
-                literal = instruction.literal if opcode == "constant" else ""
-                shape = tuple((array.dtype, array.dims) for array in instruction.arrays)
                 operands = tuple(self.of(HloValue(value.scope, name)) for name in instruction.operands)
-                key = (opcode, value.path, shape, literal, kept, operands)
+                key = (describe_instruction(self.flow.module, instruction), value.path, operands)
             number = self._numbers.setdefault(key, len(self._numbers))
         self._known[value] = number
         return number
+
+
+def describe_instruction(module: Module, instruction: Instruction) -> tuple[object, ...]:
+    """What an instruction yields and does to its operands, whatever the names are in it and in what it calls.
+
+    Memory layouts do not matter, nor a compiler's notes on speed. What the branches of a conditional do is left out.
+    """
+    attributes = {key: text for key, text in instruction.attributes.items() if key not in _NOT_SAID}
+    if instruction.opcode != "custom-call":
+        attributes.pop("backend_config", None)
+    called = instruction.called if instruction.opcode not in _STARTS_REGIONS else ()
+    return (
+        instruction.opcode,
+        tuple((array.dtype, array.dims) for array in instruction.arrays),
+        instruction.literal,
+        tuple(sorted(attributes.items())),
+        # In a fragment of a text, a computation that is not there has its name.
+        tuple(
+            _digest_computation(module, module.computations[name]) if name in module.computations else name
+            for name in called
+        ),
+    )
+
+
+def _digest_computation(module: Module, computation: Computation) -> bytes:
+    """A digest of what a computation yields."""
+    known: dict[str, bytes] = {}
+    for one in computation.instructions:
+        operands = [known[name] for name in one.operands]
+        known[one.name] = digest_bytes(repr((describe_instruction(module, one), operands)).encode())
+    return known.get("" if computation.root is None else computation.root.name, b"")
+
+
+def digest_bytes(data: bytes) -> bytes:
+    """A short digest."""
+    return hashlib.blake2b(data, digest_size=16).digest()
