@@ -59,7 +59,7 @@ def pytest_collect_file(file_path: Path) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`@pytest.mark.fast(n, slow=m)`: n cases of a parametrized test stay in the fast tier, and m of the others, 10 if
+    """`@pytest.mark.fast(n, slow=m)`: n cases of a parametrized test stay in the fast tier, and m of the others, 4 if
     that is not said, are marked slow; the rest are sweeps."""
     families: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in _rest(name, [item for item in family if not any(item.iter_markers("slow"))], *marker.args):
             item.add_marker(pytest.mark.slow)
         slow = [item for item in family if any(item.iter_markers("slow"))]
-        for item in random.Random(name).sample(slow, max(0, len(slow) - marker.kwargs.get("slow", 10))):
+        for item in random.Random(name).sample(slow, max(0, len(slow) - marker.kwargs.get("slow", 4))):
             item.add_marker(pytest.mark.sweep)
 
     # What takes a minute begins first: at the end, one process would run it while the others have nothing left.

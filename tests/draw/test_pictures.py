@@ -17,7 +17,7 @@ from tests.draw.reading import words
 from tests.sampling import sampled
 
 
-@pytest.mark.fast(2, slow=6)
+@pytest.mark.fast(2, slow=3)
 @pytest.mark.parametrize("name", sampled(list(CASES), *list(CASES)[::2]))
 def test_words_are_inside_the_figure_and_do_not_overlap(name):
     figure = picture(name)

@@ -37,7 +37,7 @@ def read_target(path: Path, name: str) -> np.ndarray[Any, Any]:
     return zarr.open_group(path, mode="r")[name][...]
 
 
-@pytest.mark.fast(12, slow=12)
+@pytest.mark.fast(12)
 @pytest.mark.parametrize("memory", [5000, 20_000, "1MiB"])
 @pytest.mark.parametrize("target", ["out.zarr2", "out.zarr", "out.h5", "out.npy"])
 @pytest.mark.parametrize("version", [2, 3])

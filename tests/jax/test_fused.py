@@ -116,7 +116,7 @@ def test_arrays_of_the_host_and_of_one_device(budget: str | None, donate: bool):
     assert np.array_equal(tree["q"], filled((8, 8)))
 
 
-@pytest.mark.fast(2, slow=3)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize("name", ["vllm", "megatron"])
 @pytest.mark.parametrize("family", test_tables.FAMILIES)
 @pytest.mark.parametrize("apart", [True, False], ids=["other devices", "one set"])

@@ -176,7 +176,7 @@ def alternating(first: int) -> list[tuple[str, str]]:
 FAST = {("grad", "source="), ("scan", "unknown"), ("remat", "source="), ("custom_vjp", "unknown")}
 
 
-@pytest.mark.fast(2, slow=8)
+@pytest.mark.fast(2, slow=3)
 @pytest.mark.parametrize(("name", "given"), sampled(sorted({*alternating(1)} | FAST), *sorted(FAST)))
 def test_under_jit(name: str, given: str):
     same(jax.jit(MADE[name](*moves(given)))(put(ends()[0])), reference(name))
@@ -186,7 +186,7 @@ def test_under_jit(name: str, given: str):
 SLICING = ("jacfwd", "jacrev", "hessian", "scan", "cond")
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("name", sampled([name for name in MADE if name not in SLICING], "grad", "jvp"))
 def test_explicit_axes(name: str):
     before, _ = ends(EXPLICIT)
@@ -209,7 +209,7 @@ def test_a_scan_on_explicit_axes():
     assert_exact(jax.jit(jax.grad(lambda x: (f(x) ** 2).sum()))(put(before)), before, 2 * (VALUES + 3))
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize(("name", "given"), sampled(alternating(0), alternating(0)[0]))
 def test_eagerly(name: str, given: str):
     same(MADE[name](*moves(given))(put(ends()[0])), reference(name))
@@ -292,7 +292,7 @@ SECOND: dict[str, Callable[[Made], Made]] = {
 }
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("target", [P("x"), P(), P(None, "y")], ids=str)
 @pytest.mark.parametrize("name", SECOND)
 def test_derivatives_of_an_unreduced_source(name: str, target: P):
@@ -350,7 +350,7 @@ def with_dim(spec: P, at: int, held: str | None = None) -> P:
     return P(*entries)
 
 
-@pytest.mark.fast(2, slow=3)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize("given", ["source=", "unknown"])
 @pytest.mark.parametrize(("takes", "gives"), [(0, 0), (1, 2), (2, 1), (-1, 0), (0, -1)])
 def test_vmap(takes: int, gives: int, given: str):
@@ -582,7 +582,7 @@ def device_sets(kind: AxisType) -> list[NamedSharding]:
     ]
 
 
-@pytest.mark.fast(3, slow=6)
+@pytest.mark.fast(3, slow=3)
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
 @pytest.mark.parametrize("there", range(1, 5))
 @pytest.mark.parametrize("here", [0, 2])
@@ -619,7 +619,7 @@ def test_a_program_with_a_move_to_other_devices_is_refused() -> None:
 ONES = [P("o", "x"), P(("o", "x"), "y"), P("y", ("x", "o")), P("o", unreduced={"y"}), P("y", reduced={"o"})]
 
 
-@pytest.mark.fast(2, slow=3)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize("before", ONES, ids=str)
 def test_axes_of_size_one_in_explicit_types(before: P, jitted: bool) -> None:

@@ -60,7 +60,7 @@ def test_jax_and_the_oracle_mean_the_same_by_a_sharding():
             assert np.array_equal(tile(sharding, shard.device, VALUES), VALUES[shard.index]), sharding
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
 @pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
 def test_every_pair_eagerly(spec: P, kind: AxisType):
@@ -73,7 +73,7 @@ def test_every_pair_eagerly(spec: P, kind: AxisType):
     assert_exact(x, source, VALUES)
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("given", ["source=", "explicit", "unknown"])
 @pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
 def test_every_pair_under_jit(spec: P, given: str):
@@ -199,7 +199,7 @@ def uneven(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding,
     assert_exact(f(filled(shape)), everywhere, filled(shape))
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize("size", sampled([0, 1, 2, 3, 7, 13], 2))
 def test_uneven_sizes(size: int, known: bool):
@@ -252,7 +252,7 @@ def factors(over: tuple[str, ...], rows: str | None = None) -> tuple[jax.Array, 
     return jax.device_put(LEFT, P(rows, over)), jax.device_put(RIGHT, P(over, None))
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize(
     ("over", "rows"), [(("x",), None), (("y",), "x"), (("x", "y"), None)], ids=["x", "y with rows on x", "x and y"]
 )
@@ -321,7 +321,7 @@ def summed(x: jax.Array) -> np.ndarray:
 DTYPES = ["bfloat16", "float16", "int8", "uint8", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "int4"]
 
 
-@pytest.mark.fast(1, slow=3)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("name", sampled(DTYPES, "bool", "int4"))
 def test_dtypes(name: str):
     """Through each kind of step; the elements are numbers modulo 7, which fit narrow dtypes."""
@@ -524,7 +524,7 @@ def test_under_jit_what_is_used_again_is_not_lost():
 TILE = 64 * 64 * 4 // 8
 
 
-@pytest.mark.fast(1, slow=3)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize(
     ("budget", "rounds"),

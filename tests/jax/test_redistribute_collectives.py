@@ -65,7 +65,7 @@ def moved(pair: Pair, **options: Any) -> Any:
     return f.lower(jax.ShapeDtypeStruct(pair[0].shape, jnp.float32)).compile()
 
 
-@pytest.mark.fast(2, slow=8)
+@pytest.mark.fast(2, slow=3)
 @pytest.mark.parametrize("number", sampled(range(28), *range(0, 28, 7)))
 def test_the_compiled_program_is_the_plan(number: int):
     pair = sample()[number]
@@ -97,7 +97,7 @@ def test_it_receives_the_lower_bound():
 # ---- parts -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("number", sampled(range(0, 60, 4), 8, 20, 52))
 def test_in_parts_every_collective_runs_once_a_part(number: int):
     pair = sample()[number]

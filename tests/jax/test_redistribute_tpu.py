@@ -90,7 +90,7 @@ SMALL = random_pairs(60, EIGHT, [(1 << 16,), (512, 256), (64, 64, 32)], "float32
 LARGE = random_pairs(24, EIGHT[:2], [(512, 512, 512)], "bfloat16")
 
 
-@pytest.mark.fast(0, slow=3)
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.parametrize("part", sampled(range(6)))
 def test_the_compiled_program_is_the_plan(part: int):
     for pair in SMALL[part::6]:
@@ -204,7 +204,7 @@ def test_large_moves_keep_to_the_plans_memory(step: int):
     assert math.exp(sum(logs) / len(logs)) <= 1.3
 
 
-@pytest.mark.fast(0, slow=3)
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "before", "after"),
@@ -229,7 +229,7 @@ def test_the_moves_that_need_most_memory(sizes: dict[str, int], before: str, aft
     assert used <= promise * SLACK and used <= 2 * ends, text
 
 
-@pytest.mark.fast(0, slow=3)
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "before", "after"),
@@ -261,7 +261,7 @@ def test_the_promise_counts_padding(sizes: dict[str, int], before: str, after: s
     assert promise / 1.3 <= used <= promise + TABLES, f"{used / promise:.3f} times the promise: {plan}"
 
 
-@pytest.mark.fast(0, slow=3)
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "before", "after"),

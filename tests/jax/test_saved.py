@@ -80,7 +80,7 @@ def peak_of(compiled: Any) -> int:
     return int(total - memory.alias_size_in_bytes)
 
 
-@pytest.mark.fast(1, slow=5)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize(
     "f",
     [

@@ -182,7 +182,7 @@ def test_the_text_of_a_module_is_enough() -> None:
     check_limits(text, report, Limits(rebuild=True))
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("name", INNOCENT)
 def test_gathers_that_are_used_as_a_whole_are_not_blamed(name: str) -> None:
     f, specs = INNOCENT[name]

@@ -44,7 +44,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.fast(2, slow=4)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize("is_set", [AUTO, EXPLICIT, None], ids=str)
 @pytest.mark.parametrize("made", sampled(list(MADE), "argument", "iota", "constant"))
 def test_a_value_that_is_on_no_mesh(made: str, is_set: AxisType | None) -> None:
@@ -86,7 +86,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.fast(1, slow=5)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("is_set", sampled([True, False], True), ids=["set", "not set"])
 @pytest.mark.parametrize(("here", "there", "sizes", "spec"), OTHERS, ids=str)
 def test_other_axes_and_types(here: AxisType, there: AxisType, sizes: dict[str, int], spec: P, is_set: bool) -> None:
@@ -121,7 +121,7 @@ def of_kinds(name: str, spec: P) -> NamedSharding:
     return NamedSharding(jax.sharding.Mesh(grid, tuple(SIZES), axis_types=KINDS[name]), spec)
 
 
-@pytest.mark.fast(4, slow=8)
+@pytest.mark.fast(4, slow=3)
 @pytest.mark.parametrize("is_set", ["no mesh", "here", "there"])
 @pytest.mark.parametrize("there", KINDS)
 @pytest.mark.parametrize("here", ["host", *KINDS])

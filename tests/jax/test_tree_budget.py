@@ -110,7 +110,7 @@ CASES = {
 }
 
 
-@pytest.mark.fast(0, slow=3)
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("case", CASES)

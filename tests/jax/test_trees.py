@@ -74,7 +74,7 @@ def targets(mesh: Any, axis: str, dtype: Any = None) -> dict[str, Any]:
     return {"layers": parts, "norm": Target(NamedSharding(mesh, P()))}
 
 
-@pytest.mark.fast(1, slow=4)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize(("where", "axis"), [(HERE, "fsdp"), (THERE, "tp")], ids=["here", "there"])
 @pytest.mark.parametrize("options", [{}, {"budget": "1MiB"}, {"donate": True}, {"budget": "1MiB", "donate": True}])
 @pytest.mark.parametrize("move", [redistribute, reshard_pytree])

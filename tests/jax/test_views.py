@@ -32,7 +32,7 @@ def check(moved: jax.Array, wanted: np.ndarray, sharding: NamedSharding) -> None
     assert np.array_equal(np.asarray(moved), wanted)
 
 
-@pytest.mark.fast(1, slow=3)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize(
     ("spec", "options", "wanted"),
     [

@@ -23,7 +23,7 @@ def weak(spec: P) -> jax.Array:
     return x
 
 
-@pytest.mark.fast(1, slow=3)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("order", [range(8), range(7, -1, -1)], ids=["same order", "another order"])
 @pytest.mark.parametrize(
     ("before", "after"), [(P("x", "y"), P(None, ("y", "x"))), (P("x"), P("y")), (P("x"), P()), (P(), P("x"))], ids=str

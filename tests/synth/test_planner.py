@@ -48,7 +48,7 @@ def contiguous_pairs(mesh: Mesh) -> list[tuple[Layout, Layout]]:
     return sample
 
 
-@pytest.mark.fast(2, slow=10)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("part", [pytest.param(n, marks=pytest.mark.slow) if n else n for n in range(PARTS)])
 @pytest.mark.parametrize("mesh", SMALL, ids=str)
 def test_contiguous_pairs_meet_the_bound(mesh: Mesh, part: int):
@@ -79,7 +79,7 @@ def test_a_layout_is_moved_to_itself_by_nothing(mesh: Mesh):
 UNEVEN = (0, 1, 2, 3, 5, 7, 10, 11, 13)
 
 
-@pytest.mark.fast(2, slow=5)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize(
     ("mesh", "sizes", "ranks", "count"),
     [
@@ -344,7 +344,7 @@ def worse(measure: str, *data: Data) -> str:
     return "\n".join([f"{len(worse_pairs)} pairs have {measure}:", *worse_pairs[:5]]) if worse_pairs else ""
 
 
-@pytest.mark.fast(3, slow=5)
+@pytest.mark.fast(3, slow=2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in MESHES])
 def test_never_worse(sizes: str, kind: str) -> None:

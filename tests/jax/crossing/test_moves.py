@@ -64,7 +64,7 @@ def test_all_pairs(way: str, number: int) -> None:
         check(source, target, donate=number % 2 == 0)
 
 
-@pytest.mark.fast(2, slow=3)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize(
     "dtype", [jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn, np.complex64, np.bool_, np.float16, jnp.int4]
 )

@@ -121,7 +121,7 @@ def run(text: str, a: np.ndarray) -> list[tuple[np.ndarray, tuple[tuple[int, ...
     return [(np.asarray(tile), meaning(layout, device)) for device, tile in enumerate(tiles)]
 
 
-@pytest.mark.fast(6, slow=4)
+@pytest.mark.fast(6, slow=2)
 @pytest.mark.parametrize("name", [*MOVES, *STILL])
 def test_a_program_computes_what_it_says(name: str) -> None:
     a = np.random.default_rng(0).standard_normal((12, 20)).astype(np.float32)
@@ -145,7 +145,7 @@ def test_nothing_moves(name: str) -> None:
         assert not [one for one in transform(STILL[name]).report.taken if one.source != one.target]
 
 
-@pytest.mark.fast(2, slow=5)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize(
     "name", sampled([name for name in (*MOVES, *STILL) if "unreduced" not in name], "reshard", "data_flow_edge")
 )

@@ -283,7 +283,7 @@ def minus_zero(exchange, one, tile, received, axis):
     return cell(exchange, replace(one, fill=int(np.float64(-0.0).view(np.int64))), tile, received, axis)
 
 
-@pytest.mark.fast(0, slow=5)
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fault"),

@@ -36,7 +36,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.fast(2, slow=8)
+@pytest.mark.fast(2, slow=3)
 @pytest.mark.parametrize("chunk", sampled([None, 3, 1], None, 3))
 @pytest.mark.parametrize(("source", "target"), STEPS)
 def test_exchanges(source: str, target: str, chunk: int | None):

@@ -282,7 +282,7 @@ ON_TPU = [
 ]
 
 
-@pytest.mark.fast(4, slow=10)
+@pytest.mark.fast(4)
 @pytest.mark.parametrize(("kind", "source", "target", "mode"), ON_TPU)
 def test_each_element_is_written(kind: str, source: str, target: str, mode: StepMode, small_tpu: list[tuple[int, ...]]):
     check_on_xla(one_step(kind, source, target, mode, donate=mode.in_place))

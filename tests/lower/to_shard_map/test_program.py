@@ -44,7 +44,7 @@ def test_the_corpus(number: int):
     check_on_xla(plans()[number])
 
 
-@pytest.mark.fast(2, slow=5)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize("number", sampled(NUMBERS[::2], *NUMBERS[::4]))
 def test_the_corpus_in_parts(number: int):
     """Every step that can be split runs in as many parts as possible, and in as few."""
@@ -59,7 +59,7 @@ def test_the_corpus_in_parts(number: int):
         check_on_xla(in_part)
 
 
-@pytest.mark.fast(2, slow=4)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize("number", NUMBERS[1::3])
 def test_faults_of_the_corpus_are_seen(number: int):
     """Two faults of each plan that change values; tests/lower/test_faults plants all of them.
@@ -283,7 +283,7 @@ def test_a_target_to_fill_is_needed():
 SCALED = Mesh(x=4, y=2)
 
 
-@pytest.mark.fast(2, slow=5)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize("shape", [(), (24, 1), (8, 4), (2, 1), (12, 16), (3, 1)])
 @pytest.mark.parametrize(("text", "spec"), [("f32[{x}6, {y}8]", P("x", "y")), ("f32[{y}{x}3, 16]", P(("y", "x")))])
 def test_each_tile_has_its_own(shape: tuple[int, ...], text: str, spec: P):

@@ -146,7 +146,7 @@ def test_a_rank_gives_up_before_its_limit(monkeypatch: pytest.MonkeyPatch):
 # ---- Teams: what ranks know of each other, and how a call ends on all ranks if one fails, is stuck or dies
 
 
-@pytest.mark.fast(0, slow=3)
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("cleanup", [True, False])
 @pytest.mark.parametrize("nodes", [1, 2, 4])

@@ -186,7 +186,7 @@ def alternatives(source: Layout, target: Layout, through: list[Layout], links: c
 
 
 @pytest.mark.parametrize("network", WIRES, ids=str)
-@pytest.mark.fast(2, slow=5)
+@pytest.mark.fast(2, slow=2)
 @pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(dcn=2, x=4), Mesh(x=2, y=3)], ids=str)
 def test_no_plan_of_two_steps_is_faster(mesh: Mesh, network: rs.Network):
     """The planner prices a few routes, not all, and may leave a twentieth of the time to others."""
