@@ -56,28 +56,6 @@ def shaped(mesh, shape, *spec, dtype="float32"):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
 
 
-def mlp(repaired):
-    """Tensor parallelism in two layers; the hidden activations are whole on every device in one of them."""
-    mesh = make_mesh(("data", 4), ("model", 2))
-
-    def put(x, *spec):
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
-
-    def loss(params, x):
-        h = put(x @ params["a"], "data", "model")
-        h = jax.nn.gelu(h)
-        h = put(h @ params["b"], *(("data", None) if repaired else (None, None)))  # planted
-        h = jax.nn.gelu(put(h @ params["c"], "data", "model"))
-        return jnp.mean(jnp.square(put(h @ params["d"], "data", None)))
-
-    def step(params, x):
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x))
-
-    up, down = partial(shaped, mesh, (64, 256), None, "model"), partial(shaped, mesh, (256, 64), "model", None)
-    params = {"a": up(), "b": down(), "c": up(), "d": down()}
-    return step, (params, shaped(mesh, (1024, 64), "data", None)), {"donate_argnums": 0}
-
-
 def transformer(repaired):
     """The three bad constraints of one transformer: at the heads, behind attention, and at the logits."""
     mesh = make_mesh(("dp", 4), ("tp", 2))
@@ -174,35 +152,6 @@ def accumulation(repaired):
     return step, (params, make((4, 64, 128), None, "fsdp", None)), {"donate_argnums": 0}
 
 
-def experts(repaired):
-    """A layer of experts: what was dispatched is split over tokens, not over experts."""
-    mesh = make_mesh(("data", 2), ("expert", 4))
-
-    def on(x, spec):
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-
-    def layer(w, x):
-        gates = jax.nn.softmax(x @ w["gate"])
-        chosen = jax.nn.one_hot(jnp.argmax(gates, -1), 8)
-        place = jax.nn.one_hot((jnp.cumsum(chosen, 1) * chosen).sum(-1).astype("int32") - 1, 32)
-        dispatch = chosen[..., None] * place[:, :, None, :]
-        inside = jnp.einsum("gsec,gsd->egcd", dispatch, x)
-        inside = on(inside, P("expert", "data") if repaired else P(None, None, "expert"))  # planted
-        hidden = on(jax.nn.relu(jnp.einsum("egcd,edf->egcf", inside, w["up"])), P("expert", "data"))
-        outside = on(jnp.einsum("egcf,efd->egcd", hidden, w["down"]), P("expert", "data"))
-        return on(jnp.einsum("gsec,egcd->gsd", dispatch * gates[..., None], outside), P("data"))
-
-    def step(w, x):
-        def loss(w):
-            return jnp.mean(jnp.square(layer(w, x)))
-
-        return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
-
-    make = partial(shaped, mesh)
-    w = {"gate": make((64, 8)), "up": make((8, 64, 256), "expert"), "down": make((8, 256, 64), "expert")}
-    return step, (w, make((8, 128, 64), "data")), {}
-
-
 def decode(repaired):
     """One token of a decoder with a cache: the new keys and the scores are split unlike the cache."""
     mesh = make_mesh(("dp", 4), ("tp", 2))
@@ -248,34 +197,6 @@ def convnet(repaired):
     make = partial(shaped, mesh)
     w = [make((3, 3, 3, 16)), make((3, 3, 16, 16)), make((3, 3, 16, 16)), make((3, 3, 16, 16))]
     return step, (w, make((16, 16, 16, 3), "batch")), {}
-
-
-def lora(repaired):
-    """Low-rank adapters beside frozen matrices: the adapter's output and the loss's input are badly split."""
-    mesh = make_mesh(("dp", 2), ("fsdp", 4))
-    batch = ("dp", "fsdp")
-
-    def within(x, *spec):
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
-
-    def loss(adapters, frozen, x, y):
-        h = within(x, batch, None)
-        for w, (down, up) in zip(frozen, adapters, strict=True):
-            low = (h @ down) @ up
-            low = within(low, *((batch, None) if repaired else ("dp", "fsdp")))  # planted
-            h = jnp.tanh(within(h @ w + low, batch, None))
-        error = within(h - y, *((batch, None) if repaired else (None, None)))  # planted
-        return jnp.mean(jnp.square(error))
-
-    def step(adapters, frozen, x, y):
-        gradient = jax.grad(loss)(adapters, frozen, x, y)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, adapters, gradient)
-
-    make = partial(shaped, mesh)
-    adapters = [(make((128, 8)), make((8, 128)))] * 3
-    frozen = [make((128, 128), "fsdp", None)] * 3
-    data = make((1024, 128), batch, None)
-    return step, (adapters, frozen, data, data), {"donate_argnums": 0}
 
 
 def explicit(repaired):
@@ -340,15 +261,48 @@ def argument(repaired):
     return forward, ([layer, bad, layer], make((64, 128), "dp", None)), {}
 
 
+def channels_split(repaired):
+    """A convolutional net over batches, split over channels in one layer."""
+    mesh = make_mesh(("batch", 8))
+    good, bad = (NamedSharding(mesh, spec) for spec in (P("batch"), P(None, None, None, "batch")))
+
+    def step(kernels, x):
+        for at, kernel in enumerate(kernels):
+            x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = jax.lax.with_sharding_constraint(jax.nn.relu(x), bad if at == 1 and not repaired else good)  # planted
+        return x.mean((1, 2))
+
+    make = partial(shaped, mesh)
+    return step, ([make((3, 3, 32, 32))] * 4, make((16, 64, 64, 32), "batch")), {}
+
+
+def expert_tokens(repaired):
+    """Experts, whose tokens are split over features."""
+    mesh = make_mesh(("dp", 2), ("ep", 4))
+
+    def on(x, *spec):
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+    def step(router, up, down, x):
+        chosen = jax.nn.one_hot(jax.nn.softmax(x @ router).argmax(-1), 8)
+        inside = jnp.einsum("te,td->etd", chosen, x)
+        inside = on(inside, *(("ep", "dp") if repaired else (None, "ep", "dp")))  # planted
+        hidden = on(jax.nn.relu(jnp.einsum("etd,edf->etf", inside, up)), "ep", "dp")
+        return jnp.einsum("etd,te->td", jnp.einsum("etf,efd->etd", hidden, down), chosen)
+
+    make = partial(shaped, mesh)
+    experts = make((8, 256, 1024), "ep"), make((8, 1024, 256), "ep")
+    return step, (make((256, 8)), *experts, make((1024, 256), "dp")), {}
+
+
 PLANTED = [
     Planted(transformer),
-    Planted(mlp),
     Planted(scanned),
     Planted(accumulation),
-    Planted(experts),
     Planted(decode),
     Planted(convnet),
-    Planted(lora),
+    Planted(channels_split),
+    Planted(expert_tokens),
     Planted(explicit),
     Planted(optimizer_state, ("out_sharding", "result[2]")),
     Planted(argument, ("in_sharding", "layers[1]['down']")),
