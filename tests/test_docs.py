@@ -426,14 +426,6 @@ def test_the_first_block_sets_up_its_devices(block: Block):
     assert block.text.startswith(SETUP) or "subprocess" in block.text
 
 
-@pytest.mark.slow
-@pytest.mark.fast(0, slow=2)
-@pytest.mark.parametrize("block", first_blocks())
-def test_the_first_block_pastes_into_a_fresh_python(block: Block, tmp_path: Path):
-    _, stderr = paste(block.text, tmp_path)
-    assert "Traceback" not in stderr and "Error" not in stderr, stderr
-
-
 @pytest.mark.parametrize(
     "name", ["plans", *(pytest.param(name, marks=pytest.mark.slow) for name in ("checkpoint", "jax", "weights"))]
 )

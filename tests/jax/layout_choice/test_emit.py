@@ -264,6 +264,7 @@ def test_a_step_is_read_from_a_file_as_it_is_traced():
     assert len(read.ops) == len(traced.ops)
 
 
+@pytest.mark.fast(0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "shape", "target"),

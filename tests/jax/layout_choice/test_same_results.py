@@ -130,13 +130,13 @@ def given_for(name: str) -> tuple[Any, ...]:
     }[name]
 
 
+@pytest.mark.fast(0, slow=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "mesh"),
     [
         *((f, "4x2") for f in (attention, convolve, pass_messages, transform, draw, branch)),
-        (transform, "2x2x2"),
-        pytest.param(pass_messages, "2x2x2", marks=pytest.mark.sweep),
+        *((f, "2x2x2") for f in (transform, pass_messages)),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
