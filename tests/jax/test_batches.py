@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.errors import BudgetError, LayoutError
+from reshard.errors import LayoutError
 from reshard.jax import buckets, eager, redistribute
 from reshard.jax.buckets import MOST, fill_buckets
 from reshard.jax.request import ReshardRequest
@@ -67,12 +67,6 @@ def test_kinds_of_like_counts_share_one_program() -> None:
     listed = {kind: range(200 * kind, 200 * kind + 167 - kind // 2) for kind in kinds}
     made = list(fill_buckets(listed, str))
     assert len({(bucket.kinds, bucket.stack) for bucket in made}) == 1 and len(made[0].kinds) == 3
-
-
-def test_many_arrays_of_one_kind_are_stacked() -> None:
-    one: Any = "kind"
-    stacks = [(bucket.stack, len(bucket.places)) for bucket in fill_buckets({one: range(500)}, str)]
-    assert stacks == [(25, 25)] * 20
 
 
 def test_many_kinds_start_seldom() -> None:
@@ -140,66 +134,6 @@ def test_a_tree_of_many_kinds(kind: Any) -> None:
     for number, (v, _, _) in enumerate(drawn):
         assert_exact(moved[number], targets[number], v)
         assert_exact(tree[number], tree[number].sharding, v)
-
-
-@pytest.mark.slow
-def test_weak_types_stay() -> None:
-    weak = [jax.device_put(jax.lax.broadcast(jax.numpy.asarray(float(n)), (8, 8)), on(BEFORE)) for n in range(20)]
-    strong = [jax.device_put(np.full((8, 8), n, np.float32), on(BEFORE)) for n in range(20)]
-    assert all(x.weak_type for x in weak)
-    for n, (x, y) in enumerate(zip(redistribute(weak, on(AFTER)), redistribute(strong, on(AFTER)), strict=True)):
-        assert x.weak_type and not y.weak_type
-        assert_exact(x, on(AFTER), np.full((8, 8), n, np.float32))
-
-
-def test_leaves_of_all_sorts_in_one_tree() -> None:
-    """Some that move, some that are there, keys, numbers, arrays of the host and of one device."""
-    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), on(P("x")))
-    tree = {
-        "moves": [jax.device_put(values_of(n), on(BEFORE)) for n in range(3)],
-        "there": jax.device_put(values_of(4), on(P("y"))),
-        "keys": [keys, keys],
-        "number": 2.5,
-        "host": values_of(5),
-        "one device": jax.device_put(values_of(6), jax.devices()[3]),
-        "other devices": jax.device_put(values_of(7), NamedSharding(mesh_of({"k": 4}), P("k"))),
-        "nothing": None,
-    }
-    moved = redistribute(tree, {**dict.fromkeys(tree, on(P("y"))), "number": on(P())})
-    for n in range(3):
-        assert_exact(moved["moves"][n], on(P("y")), values_of(n))
-    assert moved["there"] is tree["there"] and moved["nothing"] is None
-    for key in moved["keys"]:
-        assert key.sharding.is_equivalent_to(on(P("y")), 1)
-        assert np.array_equal(jax.random.key_data(key), jax.random.key_data(keys))
-    assert moved["number"].weak_type and float(moved["number"]) == 2.5
-    for name, number in (("host", 5), ("one device", 6), ("other devices", 7)):
-        assert_exact(moved[name], on(P("y")), values_of(number))
-
-
-def test_large_arrays_have_programs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "SMALL", 63)
-    eager.program_of.cache_clear()
-    eager.mover_of.cache_clear()
-    buckets._bucket_program.cache_clear()
-    xs = [jax.device_put(values_of(n), on(BEFORE)) for n in range(20)]
-    for n, y in enumerate(redistribute(xs, on(AFTER))):
-        assert_exact(y, on(AFTER), values_of(n))
-    assert buckets._bucket_program.cache_info().misses == 0
-    assert eager.program_of.cache_info().misses == 1
-    eager.program_of.cache_clear()
-    eager.mover_of.cache_clear()
-
-
-def test_a_budget_is_for_all_leaves() -> None:
-    """What it says is the smallest is for all twenty, and frees each donated leaf."""
-    xs = [jax.device_put(values_of(n), on(BEFORE)) for n in range(20)]
-    with pytest.raises(BudgetError) as raised:
-        redistribute(xs, on(AFTER), budget=64 + 64, donate=True)
-    assert not any(x.is_deleted() for x in xs)
-    for n, y in enumerate(redistribute(xs, on(AFTER), budget=raised.value.smallest + 64, donate=True)):
-        assert_exact(y, on(AFTER), values_of(n))
-        assert xs[n].is_deleted()
 
 
 def test_concrete_arrays_inside_jit() -> None:

@@ -23,11 +23,9 @@ from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import StepMode
 from reshard.proofs import Fewest, fewest, launches, prove
 from reshard.proofs.launches import (
-    UNUSED,
     Chosen,
     Goal,
     Hold,
-    PlaceSpan,
     Search,
     Space,
     cheapest_step,
@@ -83,22 +81,6 @@ def plan_of(source: str, *moves: tuple[str, str], mesh: Mesh, donate: bool = Fal
 
 def space(text: str, mesh: Mesh) -> Space:
     return space_of(Plan(*[Layout.parse(text, mesh)] * 2, ()))
-
-
-def test_the_example_of_the_docstring():
-    layouts = [Layout.parse(text, SIX) for text in ("f32[{x}3, {y}2]", "f32[3{x}, 6]")]
-    choices = space("f32[6, 6]", SIX)
-    assert [f.size for f in choices.factors] == [2, 3]
-    assert [choices.state(layout) for layout in layouts] == [(Hold(0, 3), Hold(1, 2)), (Hold(0, 1), UNUSED)]
-    assert choices.holds[0] == (Hold(0, 3), Hold(0, 1), Hold(1, 3), Hold(1, 1))
-
-
-def test_cells_are_cut_wherever_a_digit_may_begin_or_end():
-    """Of 12: x (2) may hold places 1, 2, 3 or 6, and y (3) places 1, 2 or 4."""
-    choices = space("f32[12]", SIX)
-    assert choices.cells == tuple(PlaceSpan(0, *ends) for ends in ((6, 12), (4, 6), (3, 4), (2, 3), (1, 2)))
-    assert choices.covered(0, Hold(0, 3)) == [1, 2]
-    assert choices.span(1, Hold(0, 2)) == PlaceSpan(0, 2, 6)
 
 
 @pytest.mark.parametrize(("mesh", "shape"), [(FOUR, (4, 4)), (SIX, (6, 6)), (SIX, (12,))], ids=str)
@@ -181,14 +163,6 @@ def price_of(solver, typed, price) -> tuple[int, int, int] | None:
     return tuple(model.eval(z3.IntVal(0) + p, model_completion=True).as_long() for p in price) if fits else None
 
 
-def test_kinds_that_cannot_occur_are_left_out():
-    """Without partial factors there are no reductions, and without two primes in one dim no boxes."""
-    four = space_of(Plan(*[Layout.parse("int8[{x}{y}]", FOUR)] * 2, ()))
-    six = space_of(Plan(*[Layout.parse("int8[6] + sum{x}", SIX)] * 2, ()))
-    assert launches.step_kinds(four) == ["all_gather", "all_to_all", "permute", "exchange"]
-    assert launches.step_kinds(six) == [*launches.step_kinds(four), "boxes", "reduce_scatter", "all_reduce"]
-
-
 def test_unknown_layouts_are_exactly_the_layouts():
     """As many solutions as there are layouts, each with the tile of its layout."""
     layouts = every_layout(SIX, (12,))
@@ -242,21 +216,6 @@ def test_no_way_that_fits_has_fewer_launches(mesh: Mesh, source: str, target: st
             assert step is None or step.live_bytes <= live
 
 
-def test_what_is_kept_beside_counts():
-    operand, result = (Layout.parse(text, Mesh(x=3)) for text in ("f32[{x}5, 6]", "f32[15, 6]"))
-    alone = cheapest_step("all_gather", operand, result, 0, 10_000, 8, donate=False)
-    assert cheapest_step("all_gather", operand, result, 40, alone.live_bytes, 1, donate=False) is None
-    assert cheapest_step("all_gather", operand, result, 40, alone.live_bytes + 40, 1, donate=False).retained_bytes == 40
-
-
-def test_a_slice_in_place_is_an_exchange():
-    """Over a donated source, the larger of the two tiles is enough."""
-    operand, result = (Layout.parse(text, Mesh(x=3)) for text in ("f32[15]", "f32[{x}5]"))
-    step = cheapest_step("slice", operand, result, 0, operand.tile_bytes, 1, donate=True)
-    assert (step.kind, step.mode.in_place, step.launches) == ("exchange", True, 0)
-    assert cheapest_step("slice", operand, result, 0, operand.tile_bytes, 1, donate=False) is None
-
-
 def test_a_large_message_is_not_cut_in_all_ways():
     operand, result = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}128, 256]", "f32[256, {x}128]"))
     with pytest.raises(UndecidedError, match="messages of 16384 elements are not cut in all ways"):
@@ -289,17 +248,6 @@ def kinds_of(choices: list[Chosen]) -> list[str]:
     return [chosen.kind for chosen in choices]
 
 
-def test_a_gather_is_found_at_its_price_and_not_below():
-    """Of a tile of 4 on 3 devices, 8 elements are received; live are the tile of 4 and the result of 12."""
-    pair = "f32[{y}4]", "f32[12]", SIX
-    space, search = searched(*pair, 1, received=8, live=16, launches=1)
-    choices = search.find(60)
-    assert len(choices) == 1 and kinds_of(choices)[0] in ("all_gather", "exchange")
-    assert space.layout(choices[-1].after) == Layout.parse("f32[12]", SIX)
-    for less in ({"received": 7}, {"live": 15}, {"launches": 0}):
-        assert searched(*pair, 1, **{"received": 8, "live": 16, "launches": 1} | less)[1].find(60) is None
-
-
 def test_a_kept_source_counts_from_the_second_step_on():
     """16 elements of 4 summands: a reduce_scatter has 16 + 4 live, then an all_gather 4 + 16, and a kept source 16."""
     pair = "f32[4, 4] + sum{x}{y}", "f32[4, 4]", FOUR
@@ -317,53 +265,6 @@ def test_a_kept_source_counts_from_the_second_step_on():
             search.learn(next(chosen for chosen in choices if chosen.kind == "all_reduce"), None)
         assert (choices is not None) == (live == 36)
     assert [(chosen.kind, chosen.retained) for chosen in choices] == [("reduce_scatter", False), ("all_gather", True)]
-
-
-def test_what_is_learnt_excludes_a_step_everywhere():
-    """Learning that each step that is found cannot be done leaves nothing in the end."""
-    _, search = searched("f32[{x}2, 4]", "f32[4, {x}2]", FOUR, 1, launches=1)
-    seen = set()
-    while (choices := search.find(60)) is not None:
-        step = next(chosen for chosen in choices if chosen.kind != "slice")
-        key = (step.kind, step.before, step.after, step.retained)
-        assert key not in seen
-        seen.add(key)
-        search.learn(step, None)
-    assert {"all_to_all", "exchange"} <= {kind for kind, *_ in seen}
-
-
-def test_a_learnt_price_counts():
-    """A gather that costs 9 is not found again within 8; one that costs 8 is."""
-    pair = "f32[{y}4]", "f32[12]", SIX
-    for price, remains in ((8, True), (9, False)):
-        _, search = searched(*pair, 1, received=8, launches=1)
-        while (choices := search.find(60)) is not None:
-            gather = next((chosen for chosen in choices if chosen.kind == "all_gather"), None)
-            if gather is not None:
-                search.learn(gather, (price, 1))
-                if price == 8:
-                    break
-            else:
-                search.learn(choices[-1], None)
-        assert (choices is not None) == remains
-
-
-def test_what_is_learnt_beside_a_kept_source_holds_only_there():
-    """An all_reduce that cannot be done as a later step can still be done as the first."""
-    source, target = "f32[4, 4] + sum{x}{y}", "f32[4, 4]"
-    space, search = searched(source, target, FOUR, 2, live=32, launches=2)
-    ends = [space.state(Layout.parse(text, FOUR)) for text in (source, target)]
-    search.learn(Chosen(1, "all_reduce", *ends, retained=True), None)
-    assert kinds_of(search.find(60)) == ["all_reduce"]
-    search.learn(Chosen(1, "all_reduce", *ends, retained=False), None)
-    assert search.find(60) is None
-
-
-def test_time_runs_out():
-    _, search = searched("f32[{x}{y}, 6]", "f32[6, {x}{y}]", SIX, 4)
-    search.solver.set("rlimit", 1)
-    with pytest.raises(TimeoutError):
-        search.find(60)
 
 
 # ---- the search
@@ -412,8 +313,7 @@ def test_the_classes_have_all_pairs():
     ("mesh", "share"),
     [
         (FOUR, 1),
-        pytest.param(SIX, 2, marks=pytest.mark.slow),
-        pytest.param(EIGHT, 24, marks=pytest.mark.slow),
+        pytest.param(SIX, 6, marks=pytest.mark.slow),
         pytest.param(EIGHT, 1, marks=pytest.mark.sweep),
     ],
     ids=str,

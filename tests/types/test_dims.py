@@ -13,7 +13,6 @@ from reshard.types.dims import (
     canonical_dim,
     canonical_partial,
     check_single_use,
-    checked_size,
     fit_digits,
     numbers_along,
     true_extent,
@@ -72,12 +71,6 @@ def test_the_extent_of_a_huge_dim_is_counted_at_once():
     dim = Dim((Digit(1 << 40, None), X3, Digit(1 << 20, None)), (3 << 60) - 5)
     assert true_extent(dim, lambda axis: 2) == dim.tile - 5
     assert true_extent(Dim((Digit(0, None),), 0), lambda axis: 0) == 0
-
-
-@pytest.mark.parametrize("size", [-1, 2.0, "8", True, None, [1], 1 << 63])
-def test_what_is_not_a_size(size: object):
-    with pytest.raises(LayoutError, match="a size is a whole number of at least 0"):
-        checked_size(size)
 
 
 # The coordinates of all positions, against taking each position apart.
@@ -206,35 +199,7 @@ def test_single_use_is_for_digits_of_one_numeral(size: int):
                 check_single_use(mesh, [one, other])
 
 
-# ---- radix match: a held digit's radix is its sub-axis's size ------------------------------------
-
-
-@pytest.mark.parametrize(("radix", "axis"), [(2, SubAxis("x", 1, 4)), (4, SubAxis("x", 1, 2)), (1, SubAxis("y", 1, 2))])
-def test_radix_match(radix: int, axis: SubAxis):
-    with pytest.raises(LayoutError) as caught:
-        Layout(MESH, (Dim((Digit(radix, axis), Digit(4, None)), 4 * radix),), "f32")
-    assert f"radix {radix}" in str(caught.value)
-    assert "(radix match)" in str(caught.value)
-
-
 # ---- one reduction: one operation that the dtype has ---------------------------------------------
-
-
-def test_one_reduction():
-    axis = (SubAxis("x", 1, 4),)
-    dims = (Dim((Digit(8, None),), 8),)
-    for reduction in (None, "xor", "SUM"):
-        with pytest.raises(LayoutError, match="use one of sum, max, min, product, mean"):
-            Layout(MESH, dims, "float32", reduction, axis)
-    for dtype, reduction in (
-        ("bool", "sum"),
-        ("bool", "mean"),
-        ("complex64", "max"),
-        ("int32", "mean"),
-        ("int4", "mean"),
-    ):
-        with pytest.raises(LayoutError, match=f"{dtype} has no {reduction} reduction"):
-            Layout(MESH, dims, dtype, reduction, axis)
 
 
 def test_without_partial_axes_the_reduction_is_none():
