@@ -248,7 +248,7 @@ def test_no_more_than_three_corrections_are_made(mesh, monkeypatch):
     monkeypatch.setattr(SplitSearch, "find_within", choose)
     monkeypatch.setattr(SplitSearch, "find_smallest", choose_least)
     with pytest.raises(BudgetError, match="the smallest budget that works is") as refused:
-        reshard.jax.autoshard(update, mesh, *list_shapes(), network=NETWORK, budget=1024, compare="none")
+        reshard.jax.autoshard(descend, mesh, *SMALL, network=NETWORK, budget=1024, compare="none")
     assert asked == [None, 1024, 1024, 1024] and len(least) == 1 and len(peaks) == 5
     assert refused.value.smallest == min(peaks[:4]) > 1024
     # The time limit, 60 seconds, is of all searches together: each leaves some to those that follow.

@@ -32,10 +32,10 @@ def cache(tmp_path, monkeypatch):
 def test_what_is_measured_is_planned_for(monkeypatch):
     monkeypatch.setattr(calibration, "_REPEATS", 3)
     monkeypatch.setattr(calibration, "_ROUNDS", 8)
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     network, speed = reshard.jax.calibrate(mesh, "here")
     assert network.name == speed.name == "here"
-    assert {axis for axis, _ in network.axes} == {"x", "y"}
+    assert [axis for axis, _ in network.axes] == ["x"]
     figures = [speed.memory_bytes_per_second, *speed.flops.values(), *(link.bandwidth for _, link in network.axes)]
     assert all(1e5 < figure < 1e15 for figure in figures), figures
     assert platform_network("cpu") == network
