@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import combinations_with_replacement, product
 from math import prod
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,19 +91,3 @@ def test_pieces_cover_the_box_once_and_are_contiguous_in_it(extents: list[int], 
     sizes = [prod(extent for _, extent in piece) for piece in listed]
     assert max(sizes) <= cap
     assert (len(sizes), max(sizes)) == measure_pieces(extents, cap)
-
-
-@pytest.mark.parametrize(
-    ("extents", "cap", "number", "most"),
-    [
-        ((), 1, 1, 1),
-        ((5,), 4, 2, 3),  # three and two rather than four and one
-        ((3, 4), 8, 2, 8),
-        ((3, 4), 7, 3, 4),
-        ((3, 4), 3, 6, 2),
-        ((2, 3, 4), 11, 4, 8),
-        ((0, 4), 1, 1, 0),
-    ],
-)
-def test_hand_counts(extents: tuple[int, ...], cap: int, number: int, most: int):
-    assert (*measure_pieces(extents, cap), len(list(split_box(extents, cap)))) == (number, most, number)

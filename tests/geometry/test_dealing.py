@@ -75,12 +75,6 @@ def test_a_queue_has_the_requests_for_a_tile(seed: int):
         assert sum(queue.sizes()) == queue.ends[-1]
 
 
-def test_tiles_that_are_asked_for_alike_share_a_queue():
-    source, target = Layout.parse("f32[{x}3/17, 8]", Mesh(x=6)), Layout.parse("f32[17, {y}2]", Mesh(y=4))
-    queues = tile_queues(source, target)
-    assert queues.of((0, 0)) is queues.of((4, 0)) is not queues.of((5, 0))
-
-
 def assert_listed(layout: Layout) -> None:
     rank, found = len(layout.dims), TileHolders(layout)
     homes = [home_tile(layout, at) for at in range(layout.mesh.size)]

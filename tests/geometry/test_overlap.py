@@ -140,31 +140,6 @@ def test_the_sizes_of_pieces(layout: Layout):
         assert fullest_piece(dim) == max(held)
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "mesh", "expected"),
-    [
-        (
-            "f32[{x}3]",
-            "f32[{y}2]",
-            Mesh(x=2, y=3),
-            [{0: [(0, 0, 2)]}, {0: [(2, 0, 1)], 1: [(0, 1, 1)]}, {1: [(1, 0, 2)]}],
-        ),
-        # Blocks of two dealt in two rounds, against halves: each half has one block of each device.
-        ("f32[2{x}2]", "f32[{x}4]", Mesh(x=2), [{0: [(0, 0, 2)], 1: [(0, 2, 2)]}, {0: [(2, 0, 2)], 1: [(2, 2, 2)]}]),
-        # Equal layouts: one run, though the numeral has two local digits.
-        ("f32[3{x}2]", "f32[3{x}2]", Mesh(x=2), [{0: [(0, 0, 6)]}, {1: [(0, 0, 6)]}]),
-        # Padding is in no run: device 3 has one element.
-        ("f32[{x}3/10]", "f32[10]", Mesh(x=4), [{0: [(0, 0, 3)], 1: [(0, 3, 3)], 2: [(0, 6, 3)], 3: [(0, 9, 1)]}]),
-        ("f32[0]", "f32[0]", Mesh(x=2), [{}]),
-    ],
-)
-def test_by_hand(source: str, target: str, mesh: Mesh, expected: list[dict[int, list[tuple[int, int, int]]]]):
-    (before,), (after,) = (Layout.parse(text, mesh).dims for text in (source, target))
-    assert [{p: runs_of(runs) for p, runs in by.items()} for by in shares(before, after)] == [
-        {p: [Run(*run) for run in runs] for p, runs in by.items()} for by in expected
-    ]
-
-
 # ---- counted, and the shortest -----------------------------------------------------------------------
 
 
@@ -212,11 +187,6 @@ def test_tables_against_the_meaning_and_against_their_runs(monkeypatch: pytest.M
         assert figures[0] == figures[1], f"{number}: {source} -> {target}"
 
 
-def test_two_levels_of_rounds_on_both_sides():
-    mesh = Mesh(x=4, y=4)
-    assert_shared(*(Layout.parse(text, mesh) for text in ("f32[15{x}5{y}3/3539]", "f32[16{y}7{x}2/3539]")))
-
-
 def shortest_listed(source: Layout, target: Layout) -> int:
     every = shares(source.dims[0], target.dims[0])
     return min((run.length for by in every for runs in by.values() for run in runs_of(runs)), default=1)
@@ -229,23 +199,6 @@ def test_the_shortest_shared_run_of_random_pairs(seed: int):
         size = choose.randint(0, 90)
         pair = [random_layout(choose, choose.choice(MESHES), [size]) for _ in range(2)]
         assert shortest_shared(*(layout.dims[0] for layout in pair)) == shortest_listed(*pair), pair
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "expected"),
-    [
-        ("f32[3{x}2]", "f32[3{x}2]", 6),  # Every block continues in the next one of its piece, on both sides.
-        ("f32[3{x}2/9]", "f32[3{y}2/9]", 4),  # The last index continues its piece, alone in the last block.
-        ("f32[{x}4/7]", "f32[2{y}2/7]", 1),
-        ("f32[2{x}4/13]", "f32[2{y}6/13]", 1),
-        ("f32[3{x}4]", "f32[2{y}6]", 2),
-        ("f32[3{x}4/17]", "f32[3{z}2/17]", 2),  # Index 16, alone in a block of both, continues 10 and 11 in both.
-    ],
-)
-def test_the_shortest_shared_run_by_hand(source: str, target: str, expected: int):
-    pair = [Layout.parse(text, Mesh(x=2, y=2, z=3)) for text in (source, target)]
-    assert shortest_listed(*pair) == expected
-    assert shortest_shared(*(layout.dims[0] for layout in pair)) == expected
 
 
 # ---- runs that repeat -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.geometry.refine import Factor, Refinement, prime_digits, refine, release_digits, same_devices
+from reshard.geometry.refine import Factor, Refinement, prime_digits, refine, release_digits
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
@@ -66,26 +66,6 @@ X4Y2 = Mesh(x=4, y=2)
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "mesh", "digits"),
-    [
-        ("f32[{x}4]", "f32[16]", X4Y2, [(0, 4, 2, None), (0, 4, None, None)]),
-        ("f32[16]", "f32[{y}8]", X4Y2, [(0, 2, None, 1), (0, 8, None, None)]),
-        # x is cut in two by y's digit: x:(1)2 has stride 4, x:(2)2 stride 2.
-        ("f32[{x}{y}2]", "f32[{y}{x}2]", X4Y2, [(0, 2, 4, 1), (0, 2, 2, 4), (0, 2, 1, 2), (0, 2, None, None)]),
-        ("f32[{x}4]", "f32[{x}4]", X4Y2, [(0, 4, 2, 2), (0, 4, None, None)]),
-        ("f32[3{x}2]", "f32[3{x}2]", X4Y2, [(0, 3, None, None), (0, 4, 2, 2), (0, 2, None, None)]),
-        ("f32[0, {y}]", "f32[0, 2]", X4Y2, [(0, 0, None, None), (1, 2, 1, None)]),
-        # Four rounds of blocks of two become two rounds of blocks of four.
-        ("f32[4{y}2]", "f32[2{y}4]", X4Y2, [(0, 2, None, None), (0, 2, None, 1), (0, 2, 1, None), (0, 2, None, None)]),
-    ],
-)
-def test_digits_by_hand(source: str, target: str, mesh: Mesh, digits: list[tuple[int, ...]]):
-    refinement = refined(source, target, mesh)
-    assert refinement is not None
-    assert list(map(tuple, refinement.digits)) == digits
-
-
-@pytest.mark.parametrize(
     ("source", "target", "mesh"),
     [
         ("f32[2{x:(1)2}3]", "f32[3{x:(1)2}2]", Mesh(x=4)),  # 2 then 3 against 3 then 2
@@ -96,13 +76,6 @@ def test_digits_by_hand(source: str, target: str, mesh: Mesh, digits: list[tuple
 )
 def test_no_common_refinement(source: str, target: str, mesh: Mesh):
     assert refined(source, target, mesh) is None
-
-
-def test_other_devices_have_no_common_refinement():
-    a, b = Mesh(x=4), Mesh({"x": 4}, device_ids=[0, 2, 1, 3])
-    assert refine(Layout.parse("f32[{x}2]", a), Layout.parse("f32[{x}2]", b)) is None
-    assert not same_devices(a, b)
-    assert same_devices(a, Mesh(p=2, q=2))
 
 
 @pytest.mark.parametrize(
@@ -163,24 +136,6 @@ def test_what_becomes_of_partial_axes(operand: str, result: str, kept: list, red
 
 
 # Sub-axes released: what remains of a layout's digits, and what the devices along them have together.
-
-
-@pytest.mark.parametrize(
-    ("text", "factors", "wanted"),
-    [
-        ("f32[{x}{y}2]", [(2, 4)], "f32[4{y}2]"),
-        ("f32[{x}{y}2]", [(4, 2)], "f32[2{x:(2)2}{y}2]"),
-        ("f32[{x}{y}2]", [(2, 2)], "f32[{x:(1)2}2{y}2]"),
-        ("f32[{x}{y}2]", [(1, 8)], "f32[16]"),
-        ("f32[{x}4] + sum{y}", [(2, 4)], "f32[16] + sum{y}"),
-        ("f32[{x}3/10, {y}]", [(2, 4), (1, 2)], "f32[10, 2]"),
-        ("f32[{x}4]", [(1, 2)], "f32[{x}4]"),
-        ("f32[16]", [(2, 4)], "f32[16]"),
-    ],
-)
-def test_by_hand(text: str, factors: list[tuple[int, int]], wanted: str):
-    layout = Layout.parse(text, Mesh(x=4, y=2))
-    assert str(release_digits(layout, [Factor(*each) for each in factors])) == wanted
 
 
 def test_a_factor_that_does_not_nest_with_a_holder_releases_all_of_its_digit():

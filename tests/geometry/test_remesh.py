@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
+from reshard.geometry.remesh import common_mesh, mesh_of_used, remesh
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
@@ -65,11 +65,6 @@ def test_by_hand(text: str, old: Mesh, new: Mesh, expected: str | None):
     assert moved is None if expected is None else str(moved) == expected
 
 
-def test_the_same_mesh_is_the_same_layout():
-    layout = Layout.parse("f32[{x}2]", Mesh(x=4))
-    assert remesh(layout, Mesh(x=4)) is layout
-
-
 def test_common_mesh():
     assert common_mesh(Mesh(x=4, y=2), Mesh(x=2, y=4)) == Mesh(d0=2, d1=2, d2=2)
     assert common_mesh(Mesh(x=6), Mesh(a=2, b=3)) == Mesh(d0=2, d1=3)
@@ -102,19 +97,3 @@ def test_a_mesh_of_the_sub_axes_that_two_layouts_use(source: str, target: str, e
 
 
 # Which devices two meshes have in common.
-
-
-@pytest.mark.parametrize(
-    ("other", "same", "apart"),
-    [
-        (Mesh(x=4, y=2), True, False),
-        (Mesh({"x": 8}, device_ids=[7, 6, 5, 4, 3, 2, 1, 0]), True, False),
-        (Mesh(x=4), False, False),
-        (Mesh({"x": 8}, device_ids=range(7, 15)), False, False),
-        (Mesh({"x": 8}, device_ids=range(8, 16)), False, True),
-    ],
-    ids=["other axes", "other order", "subset", "overlapping", "disjoint"],
-)
-def test_device_sets(other: Mesh, same: bool, apart: bool):
-    assert one_set(Mesh(x=8), other) == one_set(other, Mesh(x=8)) == same
-    assert disjoint(Mesh(x=8), other) == disjoint(other, Mesh(x=8)) == apart

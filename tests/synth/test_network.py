@@ -297,23 +297,6 @@ def test_doc_json_loads() -> None:
     assert Network.from_json(shown).links(Mesh(pp=2, dp=2, tp=4))["pp"] == Link(2e-5, 2.5e9, "ring")
 
 
-@pytest.mark.parametrize(
-    ("name", "inner", "outer", "domain"),
-    [
-        # 4.5e10 one way, two links of a ring; 9216 chips of two devices each, which share the chip's links.
-        ("tpu-v4", 9e10, 6.25e9, 4096),
-        ("tpu-7x", 9e10, 6.25e9, 18432),
-        ("h100", 4.5e11, 5e10, 8),
-        ("ethernet-10g", None, 1.25e9, 1),
-    ],
-)
-def test_figures_by_hand(name: str, inner: float | None, outer: float, domain: int) -> None:
-    network = PRESETS[name]
-    assert (network.inner and network.inner.bandwidth) == inner
-    assert network.outer is not None and network.outer.bandwidth == outer
-    assert network.domain == domain
-
-
 # ---- Links: what is one, and how it is shown ----
 
 
@@ -321,29 +304,3 @@ def test_figures_by_hand(name: str, inner: float | None, outer: float, domain: i
 def test_a_masked_number_is_refused_without_a_warning():
     with pytest.raises(NetworkError, match=r"latency .* is not a number: give seconds"):
         Link(np.ma.masked, 9e10)  # pyright: ignore[reportArgumentType]
-
-
-# ---- Where a mesh lies on the physical axes of a torus, and what is refused ----
-
-
-@pytest.mark.parametrize(
-    ("preset", "sizes", "below"),
-    [
-        ("tpu-v5p", (8, 8), "4o 4o 4o"),
-        ("tpu-v5p", (4, 4), "2 2 4"),
-        ("tpu-v5p", (4, 8, 4), "4o 8o 4o"),
-        ("tpu-v5p", (16, 16), "4o 8o 8o"),
-        ("tpu-v5p", (8, 8, 8), "8o 8o 8o"),
-        ("tpu-v5p", (3, 5), "3 5"),
-        ("tpu-v5p", (1,), ""),
-        ("tpu-v4", (4096,), "16o 16o 16o"),
-        ("tpu-v5e", (16, 16), "16o 16o"),
-        ("tpu-v5e", (8, 16), "8 16o"),
-        ("tpu-v6e", (4, 8), "4 8"),
-        ("tpu-7x", (64, 2), "4o 4o 4o 2o"),
-    ],
-)
-def test_physical_axes_of_presets(preset: str, sizes: tuple[int, ...], below: str):
-    torus = PRESETS[preset].torus
-    assert torus is not None
-    assert " ".join(f"{size}{'o' if wraps else ''}" for size, wraps in torus.under(sizes)) == below

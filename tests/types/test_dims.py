@@ -14,7 +14,6 @@ from reshard.types.dims import (
     canonical_partial,
     check_single_use,
     fit_digits,
-    numbers_along,
     true_extent,
 )
 from reshard.types.layout import Layout
@@ -22,13 +21,6 @@ from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.reductions import REDUCTIONS
 
 X3 = Digit(3, SubAxis("x", 1, 3))
-
-
-def test_padded_size_and_tile():
-    dim = Dim((Digit(5, None), X3, Digit(7, None)), 101)
-    assert (dim.padded, dim.tile) == (5 * 3 * 7, 5 * 7)
-    assert (Dim((), 1).padded, Dim((), 1).tile) == (1, 1)
-    assert Dim((Digit(0, None),), 0).tile == 0
 
 
 def test_fitted_takes_the_fewest_rounds():
@@ -76,26 +68,6 @@ def test_the_extent_of_a_huge_dim_is_counted_at_once():
 # The coordinates of all positions, against taking each position apart.
 
 
-@pytest.mark.parametrize(
-    ("positions", "factors"),
-    [
-        (6, []),
-        (6, [(1, 6)]),
-        (30, [(5, 3)]),
-        (30, [(15, 2), (1, 5), (5, 3)]),
-        (24, [(2, 3), (12, 2)]),  # parts of an axis
-    ],
-)
-def test_one_number_of_the_coordinates_along_factors(positions: int, factors: list[tuple[int, int]]):
-    expected: list[int] = []
-    for position in range(positions):
-        number = 0
-        for stride, size in factors:
-            number = number * size + position // stride % size
-        expected.append(number)
-    assert numbers_along(positions, factors) == expected
-
-
 # The invariants of layouts: what each refuses under its name, and what is rewritten to the canonical form.
 
 
@@ -125,19 +97,6 @@ def rejects(text: str, *words: str, mesh: Mesh = MESH) -> None:
 )
 def test_exact_cover(text: str, radices: int, best: int):
     rejects(text, f"multiply to {radices}", f"product is {best}", "exact cover")
-
-
-def test_exact_cover_accepts_the_smallest_multiple_only():
-    for size, tile in product(range(1, 30), range(1, 12)):
-        fits = tile == -(-size // 4)
-        try:
-            layout = Layout.parse(f"f32[{{x}}{tile}/{size}]", MESH)
-        except LayoutError as error:
-            assert "exact cover" in str(error)
-            assert not fits
-        else:
-            assert fits
-            assert layout.padded_shape == (4 * tile,)
 
 
 def test_exact_cover_with_one_round_of_blocks():

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from math import prod
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from reshard.errors import MeshError
 from reshard.types import mesh as mesh_module
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh, SubAxis, is_chain, merged_spans, places, prime_places
+from reshard.types.mesh import Mesh, SubAxis, is_chain, merged_spans
 from reshard.types.whole import whole
 
 MESHES = st.lists(st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 80)), max_size=4).map(
@@ -146,30 +145,12 @@ def test_strides_are_coordinates(mesh: Mesh):
                     assert mesh.span(sub) == (stride, stride * factor)
 
 
-def test_sub_axes_of_a_factor():
-    mesh = Mesh(x=4, y=2, z=6)
-    assert mesh.sub_axes(1, 48) == [SubAxis("x", 1, 4), SubAxis("y", 1, 2), SubAxis("z", 1, 6)]
-    assert mesh.sub_axes(3, 4) == [SubAxis("y", 1, 2), SubAxis("z", 1, 2)]
-    assert mesh.sub_axes(12, 2) == [SubAxis("x", 2, 2)]
-    assert [mesh.axis_at(stride) for stride in (1, 2, 3, 6, 12, 24)] == ["z", "z", "z", "y", "x", "x"]
-    assert mesh.sub_axes(6, 1) == []
-    with pytest.raises(MeshError, match="not a product of sub-axes"):
-        mesh.sub_axes(4, 3)
-
-
 @given(MESHES)
 def test_sub_axes_undo_strides(mesh: Mesh):
     for name, size in mesh.axes.items():
         for pre in (d for d in range(1, size) if size % d == 0):
             sub = SubAxis(name, pre, size // pre)
             assert mesh.sub_axes(mesh.stride(sub), sub.size) == [sub]
-
-
-def test_merged_spans():
-    assert merged_spans([]) == []
-    assert merged_spans([(4, 8), (1, 4)]) == [(1, 4), (4, 8)]
-    assert merged_spans([(2, 8), (1, 4), (16, 32)]) == [(1, 8), (16, 32)]
-    assert merged_spans([(1, 16), (2, 4)]) == [(1, 16)]
 
 
 @given(st.lists(st.tuples(st.integers(1, 24), st.integers(2, 6)), max_size=4))
@@ -179,31 +160,6 @@ def test_merged_spans_are_a_chain_that_covers_each_span(factors: list[tuple[int,
     assert is_chain([end for span in merged for end in span])
     for low, high in spans:
         assert any(below <= low and high <= above and low % below == above % high == 0 for below, above in merged)
-
-
-@pytest.mark.parametrize(
-    ("cuts", "chain"),
-    [([], True), ([1], True), ([7], True), ([1, 2, 6, 6], True), ([2, 3], False), ([1, 4, 6], False), ([0, 4], False)],
-)
-def test_chains(cuts: list[int], chain: bool):
-    assert is_chain(cuts) == chain
-
-
-@pytest.mark.parametrize(("stride", "size"), [(1, 1), (1, 7), (5, 12), (3, 30)])
-def test_places_are_the_digits_of_a_factor(stride: int, size: int):
-    factors = list(places(stride, size))
-    assert prod(prime for _, prime in factors) == size
-    for position in range(stride * size):
-        number = 0
-        for low, prime in factors:
-            number = number * prime + position // low % prime
-        assert number == position // stride % size
-
-
-def test_prime_places_of_a_sub_axis():
-    mesh = Mesh(x=12, y=5)
-    assert list(prime_places(mesh, mesh.sub_axis("x:(2)6"))) == [(15, 2), (5, 3)]
-    assert list(prime_places(mesh, mesh.sub_axis("y"))) == [(1, 5)]
 
 
 @pytest.mark.parametrize("mesh", [Mesh(x=4, y=2), Mesh({"x": 3}, device_ids=[2, 0, 1])], ids=repr)

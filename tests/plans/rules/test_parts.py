@@ -82,27 +82,6 @@ def test_a_part(source: str, target: str, count: int, operand: str, result: str,
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "able"),
-    [
-        ("f32[{x}4, 16]", "f32[16, {x}4]", (2, 4)),
-        ("f32[{x}, 6]", "f32[4, 6]", (2, 3, 6)),
-        ("f32[{x}, 7]", "f32[4, 7]", (7,)),
-        # All 12 rows stay where they are, and 3 of the columns.
-        ("f32[12, {x}3]", "f32[12, 12]", (2, 3, 4, 6, 12)),
-        # Nothing is local on both sides.
-        ("f32[{x}]", "f32[4]", ()),
-        ("f32[{x}, 4]", "f32[4, {x}]", ()),
-        # Padded, empty, and without a common refinement.
-        ("f32[{x}3/10]", "f32[10]", ()),
-        ("f32[0, {x}4]", "f32[0, 16]", (2, 4)),
-        ("f32[{y}3, 5]", "f32[6, 5]", (3, 5)),
-    ],
-)
-def test_counts(source: str, target: str, able: tuple[int, ...]):
-    assert possible_counts(*layouts(source, target)) == able
-
-
-@pytest.mark.parametrize(
     ("source", "target", "axis"),
     [
         ("f32[{x}, 8, 8, 8]", "f32[4, 8, 8, 8]", 1),  # not one of the two minor dims
@@ -196,24 +175,6 @@ def in_random_parts(plan: Plan, choose: random.Random) -> Plan:
 # ---- memory ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "source", "target", "count", "peak"),
-    [
-        # Tiles of 256 and 256 B; of a part, both tiles and the packed operand. A part of one row needs no packing.
-        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", 2, 512 + 2 * 128 + 128),
-        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", 4, 512 + 2 * 64),
-        # 64 and 256 B, and a quarter of each: rows arrive where they belong.
-        ("all_gather", "f32[4, {x}4]", "f32[4, 16]", 4, 320 + 16 + 64),
-        # 512 and 128 B, and half of each.
-        ("slice", "f32[16, 8]", "f32[{x}4, 8]", 2, 640 + 256 + 64),
-        # 128 B, 32 B, and an eighth of each: a single column needs no packing.
-        ("reduce_scatter", "f32[8, 4] + sum{x}", "f32[8, {x}]", 8, 160 + 16 + 4),
-    ],
-)
-def test_memory_by_hand(kind: str, source: str, target: str, count: int, peak: int):
-    assert check(one_step(kind, source, target, count)).peak_bytes == peak
-
-
 def test_more_parts_need_less_memory():
     """The peak falls towards that of the two tiles."""
     source, target = "f32[{x}64, 64]", "f32[256, {x}16]"
@@ -224,28 +185,6 @@ def test_more_parts_need_less_memory():
 
 
 # ---- refusals --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "source", "target", "mode"),
-    [
-        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=3)),
-        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=8)),
-        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=0)),
-        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=-2)),
-        ("all_gather", "f32[{x}]", "f32[4]", StepMode(parts=2)),
-        ("all_gather", "f32[{x}3/10]", "f32[10]", StepMode(parts=2)),
-        ("permute", "f32[{x}{y}2, 4]", "f32[{y}{x}2, 4]", StepMode(parts=3)),
-        ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(chunk=4, parts=2)),
-        ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(chunk=4, in_place=True, parts=2)),
-    ],
-)
-def test_numbers_of_parts_that_do_not_divide(kind: str, source: str, target: str, mode: StepMode):
-    before, after = layouts(source, target)
-    with pytest.raises(StepError) as caught:
-        check_step(kind, before, after, mode)
-    for word in (kind, str(before), str(after), f"parts={mode.parts}", "parts.counts()"):
-        assert word in str(caught.value)
 
 
 def test_parts_of_a_step_that_no_rule_derives():

@@ -288,32 +288,6 @@ def test_random_reductions_between_meshes_of_equal_devices(count: int):
 # ---- Targets that are partial where the source is not ----
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "expected", "received"),
-    [
-        # Nothing is received where the devices of a group have each element among them.
-        ("f32[16]", "f32[16] + sum{x}", ["split_sum"], 0),
-        ("f32[{x}4]", "f32[16] + sum{x}", ["split_sum"], 0),
-        ("f32[{x}4]", "f32[{y}8] + sum{x}", ["split_sum"], 0),
-        ("f32[{x}4, 8]", "f32[16, {y}4] + max{x}", ["split_sum"], 0),
-        ("f32[16] + sum{x}", "f32[16] + sum{x}{y}", ["split_sum"], 0),
-        ("f32[{x}3/10]", "f32[10] + min{x}", ["split_sum"], 0),
-        ("f32[]", "f32[] + sum{x}{y}", ["split_sum"], 0),
-        # Two devices share what one would gather.
-        ("f32[{x}4, 8]", "f32[16, 8] + sum{y}", ["slice", "all_gather", "split_sum"], 3 * 4 * 8 * 4 // 2),
-        ("f32[{x}4, 8]", "f32[16, 8] + sum{x:(2)2}{y}", ["slice", "all_gather", "split_sum"], 64),
-        # Another sum first; each of its halves is reduced by one of the devices along y.
-        ("f32[16] + sum{x}", "f32[16] + sum{y}", ["slice", "all_reduce", "split_sum"], 48),
-        ("f32[16] + sum{x}", "f32[16] + max{x}", ["reduce_scatter", "split_sum"], 48),
-        ("f32[16] + mean{x}", "f32[16] + sum{x}", ["reduce_scatter", "split_sum"], 48),
-    ],
-)
-def test_routes_that_start_a_sum(source: str, target: str, expected: list[str], received: int):
-    plan = planned(source, target)
-    assert kinds(plan) == expected
-    assert plan.received_bytes == plan.lower_bound_bytes == received
-
-
 def test_the_table_of_a_start():
     plan = planned("f32[{x}4, 8]", "f32[16, 8] + sum{x:(2)2}{y}")
     results = ["f32[{x}{y}2, 8]", "f32[2{x:(2)2}{y}2, 8]", "f32[16, 8] + sum{x:(2)2}{y}"]
