@@ -131,35 +131,3 @@ def test_without_the_solver_nothing_is_proved(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UndecidedError, match="pip install z3-solver"):
         prove(rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh)))
     claims.z3.cache_clear()
-
-
-# ---- as text
-
-
-CARRY = Law("carry", (R,), ((A, R), (B, None)), ((A + B, R),), ((B, A),), ((A, R),))
-TEXTS = [
-    (Claim("a step", (), ()), "a step: nothing to show"),
-    (Claim("a step", (), (("a", "b"), ("c", "c"))), "a step: 1 digits keep their value, a = b"),
-    (Claim("a", (), (), ((((5, "a"), (1, "b")), 13),), ((((1, "b"),), 3),)), "a: b < 3 if 5 a + b < 13"),
-    (Claim("a step", (), (), below=(((), 3),)), "a step: 0 < 3"),
-    (Fewer("memory", 3, 4), "memory: 3 N <= 4 N for all N >= 1"),
-    (Rounds("r", (), (), ()), "r: in each round no device sends twice, and over all rounds every share arrives"),
-    (Absent("1 launch or fewer", "(check-sat)"), "1 launch or fewer: no choice meets all conditions"),
-    (CARRY, "carry: b = a, a < r, if a + b = r"),
-    (Law("same", (), (), equal=((A, A),)), "same: a = a"),
-    (A * 7 + B, "a 7 + b"),
-    ((A + B) * R, "(a + b) r"),
-    (A * R * R, "a r r"),
-    (Term("pre")(A, B + 1), "pre(a, b + 1)"),
-    (Term("pre")(A) * R + B, "pre(a) r + b"),
-]
-"""Claims, laws and terms, and what a proof prints of them."""
-
-
-@pytest.mark.parametrize(("claim", "text"), TEXTS, ids=[text for _, text in TEXTS])
-def test_claims_and_laws_read_as_sentences(claim: object, text: str):
-    assert str(claim) == text
-
-
-def test_terms_are_equal_if_written_alike():
-    assert A * R + 1 == A * R + Term("1") != R * A + 1

@@ -143,37 +143,6 @@ def test_a_single_step_receives_what_the_numpy_runtime_measures(seed: int):
         compared += 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "source", "target", "mode", "buffers"),
-    [
-        ("slice", "f32[15, 2]", "f32[{x}5, 2]", {}, [(30, 10)]),
-        ("all_gather", "f32[{x}5, 2]", "f32[15, 2]", {}, [(10, 30)]),
-        # Columns arrive in a buffer of 30 and are unpacked beside it.
-        ("all_gather", "f32[2, {x}5]", "f32[2, 15]", {}, [(10, 30, 30)]),
-        ("all_to_all", "f32[{x}5, 6]", "f32[15, {x}2]", {}, [(30, 30, 30), (30, 30)]),
-        ("reduce_scatter", "f32[6, 5] + sum{x}", "f32[{x}2, 5]", {}, [(30, 10)]),
-        ("exchange", "f32[{x}5, 6]", "f32[15, {x}2]", {}, [(30, 30, 20)]),
-        ("exchange", "f32[{x}5, 6]", "f32[15, {x}2]", {"in_place": True}, [(30, 20)]),
-        ("exchange", "f32[{x}5, 6]", "f32[15, {x}2]", {"in_place": True, "chunk": 1}, [(30,)]),
-        ("permute", "f32[{x}5, 6]", "f32[{x}5, 6]", {}, [(30, 30)]),
-        # Parts of 15 elements beside both tiles, or beside the one that they lie in.
-        ("all_to_all", "f32[{x}5, 6]", "f32[15, {x}2]", {"parts": 2}, [(30, 30, 15, 15, 15), (30, 30, 15, 15)]),
-        (
-            "all_to_all",
-            "f32[{x}5, 6]",
-            "f32[15, {x}2]",
-            {"parts": 2, "in_place": True},
-            [(30, 15, 15, 15), (30, 15, 15)],
-        ),
-    ],
-)
-def test_buffers_by_hand(kind: str, source: str, target: str, mode: dict, buffers: list[tuple]):
-    """On 3 devices, in elements; the largest moments suffice."""
-    program = lower_plan(one_step(kind, source, target, Mesh(x=3), **mode))
-    (step,) = list_moments(program)
-    assert max(map(sum, step)) == max(map(sum, buffers)) and set(buffers) <= set(step)
-
-
 def test_a_kept_source_is_live_from_the_second_step_on():
     mesh = Mesh(dcn=2, x=4)
     ends = [Layout.parse(text, mesh) for text in ("bf16[{dcn}512, {x}256]", "bf16[{x}256, {dcn}512]")]

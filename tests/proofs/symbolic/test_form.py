@@ -10,7 +10,7 @@ import pytest
 import reshard as rs
 from reshard.geometry.refine import refine
 from reshard.proofs import Proof, prove
-from reshard.proofs.symbolic.form import FormDigit, close_cuts, form_of, local_place, step_digits
+from reshard.proofs.symbolic.form import FormDigit, form_of, local_place, step_digits
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import random_layout, random_pair
@@ -36,57 +36,6 @@ def forms(proof: Proof) -> str:
 @pytest.mark.parametrize(("mesh", "source", "target", "options", "form"), SIZED)
 def test_which_sizes_vary(mesh: Mesh, source: str, target: str, options: dict, form: str):
     assert forms(prove(rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh), **options))) == form
-
-
-@pytest.mark.parametrize(
-    ("meshes", "texts", "fixed"),
-    [
-        ([Mesh(x=4)] * 2, ("f32[{x}3/10, 7]", "f32[10, 7]"), {0: "it is padded"}),
-        ([Mesh(x=4)] * 2, ("f32[0, 7]", "f32[0, 7]"), {0: "it is empty"}),
-        ([Mesh(x=2, y=3)] * 2, ("f32[{x}6, 7]", "f32[{y}4, 7]"), {0: "its numerals do not nest"}),
-        (
-            [Mesh(x=2), Mesh({"x": 2}, device_ids=[1, 0])],
-            ("f32[{x}6]", "f32[{x}6]"),
-            {0: "its devices are counted in several orders"},
-        ),
-    ],
-)
-def test_why_a_dim_keeps_its_size(meshes: list[Mesh], texts: tuple[str, str], fixed: dict[int, str]):
-    layouts = [Layout.parse(text, mesh) for text, mesh in zip(texts, meshes, strict=True)]
-    assert form_of(layouts, (), ()).fixed == fixed
-
-
-def test_several_free_digits_of_a_dim_are_named_major_first():
-    """x cuts dim 1 into 5, 3 and 7; a place that is tied has no name, and an extra cut splits a digit."""
-    mesh = Mesh(x=3)
-    layouts = [Layout.parse(text, mesh) for text in ("f32[105]", "f32[5{x}7]")]
-    form = form_of(layouts, (), ())
-    assert [form.spell(layout) for layout in layouts] == ["[n0a 3 n0b]", "[n0a{x}n0b]"]
-    assert form.sizes == {"n0a": 5, "n0b": 7} and form.unit == 35
-    assert form_of(layouts, (), {(0, 1)}).names == {(0, 21): "n0"}
-    assert form_of([Layout.parse("f32[12]", mesh)], [(0, 4)], ()).sizes == {"n0a": 3, "n0b": 4}
-
-
-def test_a_cut_is_carried_through_the_devices():
-    """y:(2)3 cuts the positions of y, and with them the digit of dim 0 that y holds as a whole."""
-    mesh = Mesh(y=6)
-    layouts = [Layout.parse(text, mesh) for text in ("f32[{y}5, 6]", "f32[30, {y:(2)3}2]")]
-    digits = step_digits(*layouts, form_of(layouts, (), ()))
-    assert [d[:5] for d in digits] == [
-        (0, 15, 2, 3, None),
-        (0, 5, 3, 1, None),
-        (0, 1, 5, None, None),
-        (1, 2, 3, None, 1),
-        (1, 1, 2, None, None),
-    ]
-
-
-def test_cuts_that_cannot_be_carried_over():
-    mesh = Mesh(x=12)
-    layouts = [Layout.parse(text, mesh) for text in ("f32[{x:(2)6}2]", "f32[{x:(3)4}3]")]
-    assert step_digits(*layouts, form_of(layouts, (), ())) is None
-    assert close_cuts({0: {1, 4, 6}}, [], set()) == {0}
-    assert close_cuts({0: {1, 2, 6}}, [], {1, 2, 3}) == set()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -69,17 +69,6 @@ def test_right_exchanges_are_accepted(seed: int):
             check_with_sizes_tied(lower_plan(plan).instructions[0], contract_of(source, target))
 
 
-def test_boxes_by_hand():
-    """Device 1's 5 rows to device 2's columns 4 and 5, as in the docstring of the module."""
-    step, _ = lowered("exchange", "f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3))
-    boxes = boxes_of(step)
-    rows = zip(boxes.sender.tolist(), boxes.receiver.tolist(), boxes.src.tolist(), boxes.dst.tolist(), strict=True)
-    (src, dst), *others = [(src, dst) for sender, receiver, src, dst in rows if (sender, receiver) == (1, 2)]
-    assert not others and len(boxes.sender) == 9
-    assert step.send.digits == (5, 6) and step.receive.digits == (15, 2)
-    assert (src, dst) == ([[0, 5], [4, 2]], [[5, 5], [0, 2]])
-
-
 THREE = Mesh(x=3)
 EVEN = ("f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3))
 UNEVEN = ("f32[{x}3/10]", "f32[{y}5]", Mesh(x=4, y=2))

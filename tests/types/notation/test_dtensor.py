@@ -107,16 +107,16 @@ def test_placements_mean_what_they_do_in_torch(shape: tuple[int, ...]):
 @for_each(range(40))
 def test_units_and_owners_mean_what_they_do_in_flexshard(seed: int):
     choose = random.Random(seed)
-    mesh_shape = tuple(choose.choice([1, 2, 3, 4]) for _ in range(choose.randint(1, 3)))
+    mesh_shape = tuple(choose.choice([1, 2, 3]) for _ in range(choose.randint(1, 3)))
     placements: list = []
     rows = 1
     for size in mesh_shape:
-        units = [choose.randint(0, 3) for _ in range(size)]
+        units = [choose.randint(0, 2) for _ in range(size)]
         units[choose.randrange(size)] += 1
         dims = (0, 1) if not placements and choose.random() < 0.5 else (0,)
         kinds = [Shard(0), _StridedShard(0, 2), Replicate(), Owned(choose.randrange(size))]
         placements.append(choose.choice([RaggedShard(dims, tuple(units)), *kinds]))
-        rows *= sum(units) * size * 2
+        rows *= sum(units) * size
     shape = (rows if choose.random() < 0.7 else 2 * rows, choose.choice([1, 3]), 2)
     assert_same(placements, mesh_shape, shape)
 
