@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -105,17 +104,6 @@ def test_a_source_that_is_not_the_true_one_costs_a_move_but_is_right():
     assert_exact(f(put(NamedSharding(mesh, BACK))), NamedSharding(mesh, THERE), VALUES)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", sampled([1, 3, 4], 3))
-def test_other_ranks(rank: int):
-    sizes = {"x": 2, "y": 2, "z": 2}
-    mesh, shape = mesh_of(sizes), (8, 16, 8, 8)[:rank]
-    every = [NamedSharding(mesh, spec) for spec in specs(sizes, rank)]
-    for source, target in random.Random(rank).sample(list(pairs(every)), 8):
-        values = filled(shape)
-        assert_exact(redistribute(put(source, values), target), target, values)
-
-
 # ---- meshes ----------------------------------------------------------------------------------------
 
 
@@ -152,13 +140,6 @@ def test_other_axes_under_jit_that_the_sources_mesh_cannot_express():
     target = NamedSharding(mesh_of({"a": 2, "b": 2, "c": 2}), P(("c", "a")))
     f = jax.jit(lambda x: redistribute(x, target, source=source), out_shardings=target)
     assert_exact(f(put(source)), target, VALUES)
-
-
-@pytest.mark.slow
-def test_other_axes_under_jit_with_an_unknown_source():
-    for source, target in refactored(3, 6):
-        f = jax.jit(lambda x, t=target: redistribute(x, t), out_shardings=target)
-        assert_exact(f(put(source)), target, VALUES)
 
 
 def test_axes_of_one_device():
@@ -208,13 +189,6 @@ def test_uneven_sizes(size: int, known: bool):
     every = list(pairs(ends))
     for source, target in every[::2] if size == 7 and known else random.Random(size).sample(every, 3):
         uneven((size,), source, target, known)
-
-
-@pytest.mark.slow
-def test_uneven_matrices():
-    choose = random.Random(6)
-    for source, target in choose.sample(list(pairs(shardings())), 12):
-        uneven((choose.choice([1, 3, 5, 9, 13]), choose.choice([1, 2, 5, 11])), source, target, True)
 
 
 @pytest.mark.slow
@@ -341,15 +315,6 @@ def test_not_a_number_and_minus_zero_are_moved_as_they_are():
         assert_exact(redistribute(put(source, values), target), target, values)
 
 
-def test_scalars():
-    target = NamedSharding(mesh_of(SIZES), P())
-    for x in (np.float32(3), 3.0, put(target, np.float32(3))):
-        assert_exact(redistribute(x, target), target, np.float32(3))
-    for given in (target, None):
-        f = jax.jit(lambda x, s=given: redistribute(x, target, source=s))
-        assert_exact(f(put(target, np.float32(3))), target, np.float32(3))
-
-
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 def test_random_keys(jitted: bool):
     """As in a training state; an array of keys is sharded along its own dims."""
@@ -362,12 +327,6 @@ def test_random_keys(jitted: bool):
 
 
 # ---- inputs ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "uncommitted"])
-def test_an_unsharded_array(make: Any):
-    target = NamedSharding(mesh_of(SIZES), THERE)
-    assert_exact(redistribute(make(VALUES), target), target, VALUES)
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
@@ -390,25 +349,7 @@ def test_under_jit_an_unsharded_array_is_put_on_the_devices_of_the_target(known:
     assert_exact(f(jnp.asarray(VALUES)), target, VALUES)
 
 
-def test_under_jit_an_array_that_the_program_makes():
-    """This is how to initialise a sharded array."""
-    target = NamedSharding(mesh_of(SIZES), THERE)
-    made = jax.jit(lambda: redistribute(jnp.arange(64, dtype=jnp.float32).reshape(SHAPE), target))()
-    assert_exact(made, target, VALUES)
-
-
-def test_a_constant_amid_a_program():
-    source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
-    f = jax.jit(lambda x: x + redistribute(VALUES, target), out_shardings=target)
-    assert_exact(f(put(source)), target, VALUES * 2)
-
-
 # ---- forms of targets ------------------------------------------------------------------------------
-
-
-def test_a_spec_is_on_the_mesh_of_the_array():
-    mesh = mesh_of(SIZES)
-    assert_exact(redistribute(put(NamedSharding(mesh, BACK)), THERE), NamedSharding(mesh, THERE), VALUES)
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
@@ -73,42 +73,9 @@ def test_dtypes(way: str, dtype: object) -> None:
     check(source, target, values=some(dtype))
 
 
-@pytest.mark.parametrize("target", [mesh([7], t=1), mesh([4, 5, 6, 7], t=4), mesh(range(8), t=8)])
-def test_scalars(way: str, target: jax.sharding.Mesh) -> None:
-    source = NamedSharding(mesh(range(4), **FOUR), P())
-    check(source, NamedSharding(target, P()), values=np.float32(3), donate=True)
-
-
 def test_arrays_without_elements(way: str) -> None:
     source = NamedSharding(mesh(range(4), **FOUR), P("a"))
     check(source, NamedSharding(mesh([4, 5], t=2), P(None, "t")), values=np.zeros((0, 8), np.float32))
-
-
-def test_weak_types(way: str) -> None:
-    source = NamedSharding(mesh(range(4), **FOUR), P("a"))
-    x = jax.jit(lambda: jnp.full((8, 8), 2.0), out_shardings=source)()
-    target = NamedSharding(mesh([4, 5], t=2), P("t"))
-    for y in (redistribute(x, target), redistribute(x, jax.devices()[6])):
-        assert y.weak_type and np.array_equal(y, np.full((8, 8), 2.0))
-
-
-def test_random_keys(way: str) -> None:
-    source = NamedSharding(mesh(range(4), **FOUR), P("a"))
-    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), source)
-    moved = redistribute(keys, NamedSharding(mesh([4, 5], t=2), P("t")))
-    assert np.array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
-    assert moved.sharding.device_set == {jax.devices()[4], jax.devices()[5]}
-
-
-def test_a_device_as_target(way: str) -> None:
-    values = filled((16, 8))
-    x = jax.device_put(values, NamedSharding(mesh(range(4), **FOUR), P("a", "b")))
-    for device in (jax.devices()[1], jax.devices()[7]):
-        for target in (device, SingleDeviceSharding(device)):
-            y = redistribute(x, target)
-            assert y.sharding == SingleDeviceSharding(device) and y.committed and np.array_equal(y, values)
-    with pytest.raises(BudgetError):
-        redistribute(x, jax.devices()[7], budget=100)
 
 
 def test_explicit_axes_and_a_mesh_that_is_set(way: str) -> None:

@@ -11,8 +11,8 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.jax.stablehlo_pass import explicit_reshards, module_pass
-from reshard.jax.stablehlo_pass.explicit_reshards import is_changed, make_explicit
+from reshard.jax.stablehlo_pass import module_pass
+from reshard.jax.stablehlo_pass.explicit_reshards import make_explicit
 from reshard.jax.stablehlo_pass.module_pass import transform
 from reshard.jax.stablehlo_pass.rewrite import inside_manual
 from reshard.lower.to_stablehlo import Module, Operation, ir, list_operations
@@ -49,13 +49,6 @@ def test_private_functions_get_no_shardings() -> None:
     assert len(result.report.taken) == 1 and sharding_forms(result.module) <= USUAL
 
 
-def test_private_functions_lose_the_shardings_of_the_program() -> None:
-    """Its author's; JAX writes none there."""
-    given = CALL.replace(f"%v: {TYPE}", f"%v: {TYPE} {{sdy.sharding = #sdy.sharding<@mesh, {COLUMNS}>}}")
-    assert '"private" function' in sharding_forms(parsed(called(given)))
-    assert sharding_forms(transform(called(given)).module) <= USUAL
-
-
 def test_operations_keep_the_shardings_of_the_program() -> None:
     """The cosine is moved by the pass, so that the sine's own sharding stays where it was."""
     given = f"{{sdy.sharding = #sdy.sharding_per_value<[<@mesh, {SPLIT}>]>}}"
@@ -64,17 +57,6 @@ def test_operations_keep_the_shardings_of_the_program() -> None:
     (sine,), (cosine,) = (named(result.module, f"stablehlo.{name}") for name in ("sine", "cosine"))
     assert '<@mesh, [{}, {"x"}]>' in str(sine.attributes["sdy.sharding"])
     assert "sdy.sharding" not in cosine.attributes
-
-
-def test_an_operation_gets_its_own_sharding_back() -> None:
-    """Insertion computes the sine where its operand is and gathers after it, which is left to XLA."""
-    given = "{sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}]>]>}"
-    text = module(f"%b = stablehlo.sine %a {given} : {TYPE}\n%r = stablehlo.cosine %b : {TYPE}", SPLIT)
-    between = parsed(text)
-    make_explicit(between)
-    assert is_changed(named(between, "stablehlo.sine")[0])
-    (sine,) = named(transform(text).module, "stablehlo.sine")
-    assert str(sine.attributes["sdy.sharding"]) == "#sdy.sharding_per_value<[<@mesh, [{}, {}]>]>"
 
 
 def test_an_operation_beside_a_taken_reshard_keeps_its_sharding_as_a_constraint() -> None:
@@ -110,13 +92,6 @@ def test_a_loop_of_the_program_loses_its_sharding() -> None:
       {constraint(COLUMNS, "%w#0")}"""
     (loop,) = named(transform(module(body)).module, "stablehlo.while")
     assert "sdy.sharding" not in loop.attributes
-
-
-def test_no_mark_is_left() -> None:
-    text = transform(
-        called(CALL.replace(f"%v: {TYPE}", f"%v: {TYPE} {{sdy.sharding = #sdy.sharding<@mesh, {ROWS}>}}"))
-    ).text
-    assert explicit_reshards.GIVEN not in text and "reshard." not in text
 
 
 @pytest.mark.parametrize("name", ["jax-21562", "cond", "power-while", "uneven"])
