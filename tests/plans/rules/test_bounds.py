@@ -79,6 +79,32 @@ def test_random_digit_layouts_of_larger_meshes(mesh: Mesh, shape: tuple[int, ...
         assert lower_bound(source, target) == counted(source, target), f"{source} -> {target}"
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "mesh", "expected"),
+    [
+        # Elements of the busiest device's target tile that are not in its source tile.
+        ("f32[{x}4]", "f32[16]", Mesh(x=4), 48),
+        ("f32[16]", "f32[{x}4]", Mesh(x=4), 0),
+        ("f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4), (64 - 16) * 4),
+        ("f32[{x}3/10]", "f32[10]", Mesh(x=4), 9 * 4),  # device 3 holds one element
+        ("f32[10]", "f32[{x}3/10]", Mesh(x=4), 0),
+        ("f32[{x}8]", "f32[8{x}]", Mesh(x=2), 16),  # 0..7 and the even ones: 4 of 8 in common
+        ("f32[2{x}2]", "f32[{x}4]", Mesh(x=2), 8),
+        ("f64[16{x}64]", "f64[32{x}32]", Mesh(x=2), 512 * 8),
+        ("f32[{x}{y}2]", "f32[{y}{x}2]", Mesh(x=2, y=2), 8),  # two devices swap their tiles
+        ("int4[{x}3]", "int4[12]", Mesh(x=4), 5),  # nine nibbles
+        ("f32[1{x}2/3]", "f32[3]", Mesh(x=4), 12),  # device 2 holds only padding
+        # The devices y=1 hold nothing of their target's column. Those at x=0 need the rows 0, 1, 4, 5 and 8.
+        ("f32[9, {y}/2]", "f32[3{x}2/9, 2]", Mesh(x=2, y=3), 5 * 2 * 4),
+        ("f32[1{x}9/8, 17]", "f32[8, 5{y}2/17]", Mesh(x=2, y=2), 8 * 9 * 4),
+        # The devices x=0 have no finished element, and the two of them share the seven: one receives four.
+        ("f32[1, 7] + max{x}", "f32[{x}/1, 7] + min{y}", Mesh(x=2, y=2), 4 * 4),
+    ],
+)
+def test_hand_figures(source: str, target: str, mesh: Mesh, expected: int):
+    assert lower_bound(Layout.parse(source, mesh), Layout.parse(target, mesh)) == expected
+
+
 def test_other_device_orders_are_other_layouts():
     ring, reversed_ring = Mesh(x=4), Mesh({"x": 4}, device_ids=[3, 2, 1, 0])
     source, target = Layout.parse("f32[{x}2]", ring), Layout.parse("f32[{x}2]", reversed_ring)
