@@ -745,7 +745,7 @@ def _run_exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Shape, me
         memory.free(device, tile.size)
         memory.take(device, max(size, tile.size))
         buffers[device] = np.resize(tile.reshape(-1), max(size, tile.size))
-        _rearrange_buffer(buffers[device], offsets(step.pack[device], step.send))
+        rearrange_cells(buffers[device], offsets(step.pack[device], step.send))
     for turn in step.rounds:
         memory.launches += 1
         ends = [(device, t.length) for t in turn for device in (t.sender, t.receiver)] if step.staged else []
@@ -761,20 +761,20 @@ def _run_exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Shape, me
     result: Tiles = {}
     count = math.prod(shape)
     for device, buffer in buffers.items():
-        _rearrange_buffer(buffer, {to: at for at, to in offsets(step.unpack[device], step.receive).items()})
+        rearrange_cells(buffer, {to: at for at, to in offsets(step.unpack[device], step.receive).items()})
         result[device] = buffer[:count].reshape(tuple(shape))
         memory.free(device, buffer.size)
         memory.take(device, count)
     return result
 
 
-def _rearrange_buffer(buffer: Array, source: dict[int, int]) -> None:
+def rearrange_cells(buffer: Array, source: Mapping[int, int]) -> None:
     """Assigns buffer[to] = buffer[source[to]] for all `to` at once, in place.
 
-    It follows each chain of assignments from its end, and each cycle from anywhere, with one element set aside.
+    It follows each chain of assignments from its end, and each cycle from anywhere, with one cell set aside.
 
     >>> buffer = np.array([5, 6, 7])
-    >>> _rearrange_buffer(buffer, {0: 1, 1: 0})
+    >>> rearrange_cells(buffer, {0: 1, 1: 0})
     >>> buffer
     array([6, 5, 7])
     """
@@ -784,7 +784,7 @@ def _rearrange_buffer(buffer: Array, source: dict[int, int]) -> None:
     for start in starts:
         if start in done or source.get(start) == start:
             continue
-        held, at = buffer[start], start
+        held, at = np.copy(buffer[start]), start
         while at in source and at not in done:
             done.add(at)
             origin = source[at]

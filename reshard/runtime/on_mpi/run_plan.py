@@ -39,7 +39,7 @@ from reshard.runtime.on_mpi.team import OVERWRITE
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.runtime.on_mpi.wire.chunks import DIRECT, Messages, messages_of_step, pack_chunks
 from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange, TileCast
-from reshard.runtime.on_numpy import scale_tile
+from reshard.runtime.on_numpy import rearrange_cells, scale_tile
 from reshard.types import dtypes
 from reshard.types.reductions import UFUNCS, all_reduce_elements
 
@@ -426,16 +426,4 @@ def permute_runs(buffer: Array, runs: RunPermutation) -> None:
     'cabd'
     """
     cells = buffer[: buffer.size // runs.run * runs.run].reshape(-1, runs.run)
-    source: dict[int, int] = dict(zip(runs.target.tolist(), runs.source.tolist(), strict=True))
-    readers = {at: to for to, at in source.items()}
-    starts = [to for to in source if to not in readers] + list(source)
-    done: set[int] = set()
-    for start in starts:
-        if start in done or source[start] == start:
-            continue
-        held, at = cells[start].copy(), start
-        while at in source and at not in done:
-            done.add(at)
-            origin = source[at]
-            cells[at] = held if origin == start else cells[origin]
-            at = origin
+    rearrange_cells(cells, dict(zip(runs.target.tolist(), runs.source.tolist(), strict=True)))
