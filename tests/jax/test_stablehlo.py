@@ -65,7 +65,7 @@ def test_a_chunk(platform: str, context: str, chunk: list[Group]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", ["cpu", pytest.param("tpu", marks=[tpu, pytest.mark.slow])])
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("tpu", marks=[tpu, pytest.mark.sweep])])
 def test_a_sample(platform: str) -> None:
     assert list(faults(platform, "inline", [[BY_TITLE[title] for title in SAMPLE]])) == []
 

@@ -127,7 +127,7 @@ def test_live_bytes_are_within_the_budget(case: str, donate: bool, monkeypatch: 
     checked(moved, target)
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_a_target_of_parts_counts_once(case: str, donate: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_a_reshape_along_atoms_compiles_to_no_collective():
     assert not any(name in text for name in ("all-gather", "all-to-all", "collective-permute", "all-reduce"))
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(2, slow=1)
 @pytest.mark.parametrize(
     ("source", "target", "view", "shape"),
     [

@@ -287,7 +287,7 @@ def test_a_save_takes_the_place_of_others(tmp_path: Path) -> None:
 KILLED = [(1, 1, 1), (1, 10, 2), (2, 1, 1), (1, 5, 1), (1, 9, 1), (2, 2, 1)]
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize(
     ("ranks", "point", "survivor"),
     [pytest.param(*each, marks=() if number < 3 else pytest.mark.slow) for number, each in enumerate(KILLED)],

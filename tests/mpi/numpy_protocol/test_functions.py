@@ -322,7 +322,7 @@ MISSED = ["special.reductions", "special.errors", "special.layouts"]
 RUNS = [
     (1, ["conformance.values"]),
     (3, ["conformance.values_sampled", "conformance.documented", *MISSED]),
-    (4, ["conformance.values_sampled", "special.reductions"]),
+    pytest.param(4, ["conformance.values_sampled", "special.reductions"], marks=pytest.mark.sweep),
     *(pytest.param(ranks, ["conformance.values"], marks=pytest.mark.sweep) for ranks in (2, 3, 4)),
 ]
 
