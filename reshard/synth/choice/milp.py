@@ -187,6 +187,9 @@ class SplitSearch:
             if best is not None and width > WIDTHS[0]:
                 # Who takes a split that adds more than this cannot be better than the best by more than the gap.
                 reach = min(reach, best.seconds * self.scale / (1 + self.gap))
+            elif budget is not None and self._is_small():
+                # A small program of all splits is solved as soon as one of some, which would be followed by another.
+                reach = np.inf
             # On three axes thousands of splits cost nearly the same: programs of all of them are not solved in time.
             reach = max(least, min([reach, *np.sort(np.concatenate(floors))[MOST_SPLITS:][:1]])) if floors else reach
             kept = [np.flatnonzero((f <= reach + 1e-9) | u) for f, u in zip(floors, self.used, strict=True)]
@@ -305,6 +308,10 @@ class SplitSearch:
         bounds.price_bytes({position: 1.0 / unit})
         return self._raise_bound(bounds) * unit
 
+    def _is_small(self) -> bool:
+        """Whether a program of all splits takes seconds."""
+        return sum(len(group.splits) for group in self.tables.groups) <= PRICED_SPLITS
+
     def _slice(self) -> float:
         """Seconds by the clock for one program: a third of what is left, so that others follow."""
         now = time.process_time()
@@ -415,7 +422,6 @@ class SplitSearch:
         """Looks for the best choice among some splits, with rows for memory added until it keeps to the budget; once
         some choice is known, for a proof at most that none costs less than `reach`."""
         tables = restrict_splits(self.tables, kept)
-        few = sum(len(group.splits) for group in self.tables.groups) <= PRICED_SPLITS
         while True:
             rows = {} if budget is None else self.rows
             model = LayoutModel(self.problem, tables, rows, budget or 0, self.scale, unit)
@@ -424,12 +430,12 @@ class SplitSearch:
             relaxed = program.relax(self._slice()) if rows else Solution(None, -np.inf, False)
             chosen, best = None, self.fastest_within(budget)
             # No program says more than what the splits left out add: better choices are looked for among all, if few.
-            if relaxed.impossible or (few and best is not None and relaxed.bound >= reach):
+            if relaxed.impossible or (self._is_small() and best is not None and relaxed.bound >= reach):
                 return relaxed
-            if relaxed.values is not None:
+            if relaxed.values is not None and not self._is_small():
                 # Whether copies are kept is what relaxations leave open: first only those that this one makes anew may
-                # be. A whole choice near it is found soon; of few the other program takes less time to find the best.
-                found = program.solve(20 * self.gap if few else gap, self._slice(), model.list_kept(relaxed.values))
+                # be. A whole choice near it is found soon; of few splits, the program below takes less time to find it.
+                found = program.solve(gap, self._slice(), model.list_kept(relaxed.values))
                 chosen = None if found.values is None else self.offer(*model.read_splits(found.values))
             if chosen is None or chosen.peak_bytes <= (budget or np.inf):
                 best = self.fastest_within(budget)
