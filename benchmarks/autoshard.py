@@ -1,6 +1,6 @@
 """Shardings that `reshard.jax.autoshard` chooses, beside those of experts and the user's own, all compiled.
 
-    python benchmarks/autoshard.py                             # 15 steps on 8 CPU devices: compiled, run, compared
+    python benchmarks/autoshard.py                             # 17 steps on 8 CPU devices: compiled, run, compared
     python benchmarks/autoshard.py --steps held-back           # 15 others, that the choice was not developed on
     python benchmarks/autoshard.py --steps later               # 13 more, written after it was
     python benchmarks/autoshard.py --steps newest              # 6 more, written last

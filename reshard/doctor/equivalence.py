@@ -52,7 +52,7 @@ from reshard.doctor.dataflow.index_maps import (
 )
 from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.dataflow.scalars import Numbers, Scalars
-from reshard.doctor.dataflow.trace import NOWHERE, Origins, Summands, Tracer, list_summands, same_sums
+from reshard.doctor.dataflow.trace import NOWHERE, Origins, Summands, Tracer, same_sums, trace_summands
 from reshard.doctor.infer_layouts import list_axis_points
 from reshard.errors import SpliceError
 from reshard.hlo import Module
@@ -101,7 +101,7 @@ class Traced:
     def summands(self, value: HloValue, leaf: HloValue, points: Points) -> Summands:
         """The elements of the leaf that points of a value sum; raises `SpliceError` if they cannot be followed."""
         try:
-            return list_summands(self.maps, self.numbering, value, leaf, points)
+            return trace_summands(self.maps, self.numbering, value, leaf, points)
         except (Untraceable, Unconvertible) as error:
             raise SpliceError(f"{value.name}: its summands cannot be followed ({error})") from None
 

@@ -131,6 +131,10 @@ def test_all_of_it_is_said(choice):
     expert = next(each for each in choice.tried[1:] if each.planned is not None and each.compiled is not None)
     instead = replace(choice, best=expert)
     assert instead.explanation is not None and instead.explanation.groups
+    # Of shardings of an expert that are emitted, the gap is to the best of all.
+    first = replace(choice.tried[0], planned=replace(choice.tried[0].planned, bound_seconds=1.0))
+    emitted = replace(expert, emitted=True, planned=replace(expert.planned, seconds=1.5, bound_seconds=1.5))
+    assert replace(choice, tried=(first, emitted), best=emitted).gap == 0.5
     assert f"what moves in {expert.name}, XLA decided" in instead.report()
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -371,30 +371,44 @@ def describe_instruction(module: Module, instruction: Instruction) -> tuple[obje
 
     Memory layouts do not matter, nor a compiler's notes on speed. What the branches of a conditional do is left out.
     """
+    called = instruction.called if instruction.opcode not in _STARTS_REGIONS else ()
+    return (*_describe_alone(instruction), _digest_computations(module, called))
+
+
+def _describe_alone(instruction: Instruction) -> tuple[object, ...]:
+    """The same without what it calls."""
     attributes = {key: text for key, text in instruction.attributes.items() if key not in _NOT_SAID}
     if instruction.opcode != "custom-call":
         attributes.pop("backend_config", None)
-    called = instruction.called if instruction.opcode not in _STARTS_REGIONS else ()
     return (
         instruction.opcode,
         tuple((array.dtype, array.dims) for array in instruction.arrays),
         instruction.literal,
         tuple(sorted(attributes.items())),
-        # In a fragment of a text, a computation that is not there has its name.
-        tuple(
-            _digest_computation(module, module.computations[name]) if name in module.computations else name
-            for name in called
-        ),
     )
 
 
-def _digest_computation(module: Module, computation: Computation) -> bytes:
-    """A digest of what a computation yields."""
-    known: dict[str, bytes] = {}
-    for one in computation.instructions:
-        operands = [known[name] for name in one.operands]
-        known[one.name] = digest_bytes(repr((describe_instruction(module, one), operands)).encode())
-    return known.get("" if computation.root is None else computation.root.name, b"")
+def _digest_computations(module: Module, names: Sequence[str]) -> tuple[bytes | str, ...]:
+    """Digests of what computations yield, whatever the names are in them; the name of one that is not there."""
+    reached, more = set[str](), list(names)
+    while more:
+        name = more.pop()
+        if name in module.computations and name not in reached:
+            reached.add(name)
+            more += (each for one in module.computations[name].instructions for each in one.called)
+    # In the order of the text, as what is called stands before its callers there: by recursion, computations that call
+    # each other twice would take time without end, and one that calls itself, as in a damaged text, would never end.
+    digests: dict[str, bytes] = {}
+    for computation in module.computations.values() if reached else ():
+        if computation.name not in reached:
+            continue
+        known: dict[str, bytes] = {}
+        for one in computation.instructions:
+            called = [digests.get(name, name) for name in one.called]
+            operands = [known.get(name, b"") for name in one.operands]
+            known[one.name] = digest_bytes(repr((_describe_alone(one), called, operands)).encode())
+        digests[computation.name] = known.get("" if computation.root is None else computation.root.name, b"")
+    return tuple(digests.get(name, name) for name in names)
 
 
 def digest_bytes(data: bytes) -> bytes:

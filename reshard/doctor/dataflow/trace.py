@@ -204,7 +204,7 @@ def strided_digits(offsets: Sequence[int]) -> list[tuple[int, int]]:
     return digits
 
 
-def list_summands(maps: IndexMaps, numbering: Numbering, value: HloValue, leaf: HloValue, points: Points) -> Summands:
+def trace_summands(maps: IndexMaps, numbering: Numbering, value: HloValue, leaf: HloValue, points: Points) -> Summands:
     """What the points of a value add up of a leaf; raises `Untraceable` if that is not known, or not the same sum."""
     tracer = Tracer(maps, numbering, frozenset({leaf}))
     origins = tracer(value, points)
@@ -226,7 +226,7 @@ def list_summands(maps: IndexMaps, numbering: Numbering, value: HloValue, leaf: 
                 indices[dim] += ranks[device] * array_of(end).dims[dim]
             inner = Points(members[device].reshape(-1), np.repeat(indices, members.shape[1], axis=1))
             (operand,) = maps.flow.operands(end)
-            before = list_summands(maps, numbering, operand, leaf, inner)
+            before = trace_summands(maps, numbering, operand, leaf, inner)
             if {dtype for one in before.after for dtype in one} != {array_of(end).dtype}:
                 raise Untraceable(f"{end.name}: its summands are converted")
             device, place, rounds = before.device, before.place, (*before.rounds, members.shape[1])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -118,8 +118,12 @@ class LayoutChoice:
     @property
     def gap(self) -> float:
         """By how much the model's seconds of what is returned may exceed the best ones: 0.01 for one percent."""
-        planned = self.best.planned if self.best.emitted else self.tried[0].planned
-        return 0.0 if planned is None else planned.gap
+        first = self.tried[0].planned
+        if first is None:
+            return 0.0
+        # What is planned for an expert's shardings is the best of a few: the bound is that of all.
+        planned = self.best.planned if self.best.emitted and self.best.planned else first
+        return replace(planned, bound_seconds=first.bound_seconds).gap
 
     @property
     def _figures(self) -> ExecutableFigures:
@@ -400,8 +404,8 @@ def _pick_best(fitting: Sequence[tuple[TriedLayouts, ExecutableFigures]]) -> Tri
     then the fastest of these. Where one moves less than that and takes hardly longer, it is returned instead: moves
     are known, and work is guessed.
 
-    What a module shows of work differs by what the compiler fused: of two programs with equal work, 1.46 ms and 1.87
-    were read on a TPU. And the model's count is of the best that a compiler could make of an expert's shardings.
+    What a module shows of work differs by what the compiler fused, and the model's count is of the best that a
+    compiler could make of an expert's shardings.
     """
 
     def sum_both(each: TriedLayouts, figures: ExecutableFigures) -> tuple[float, float]:

@@ -156,8 +156,8 @@ def count_work(module: Module, inside: Computation, speed: DeviceSpeed) -> _Work
             each = [_Work(*(runs * n for n in count_work(module, module.computation(at), speed))) for at in one.called]
             found += [max(each, default=_Work())] if one.opcode == "conditional" else each
             continue
-        # What waits for another operation takes nothing, and a collective, also one with its slices in a kernel, what
-        # `move_seconds` has.
+        # The end of an asynchronous operation takes nothing. Collectives are counted in `move_seconds`, those that
+        # libtpu puts into a fusion with the slices around them as well.
         moved = (each.opcode for at in one.called for each in module.computation(at).instructions)
         kinds = {each.removesuffix("-start") for each in (one.opcode, *moved)}
         if one.opcode in _FREE or one.opcode.endswith(_WAITING) or not kinds.isdisjoint(hlo.KINDS):

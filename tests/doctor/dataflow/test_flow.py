@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reshard import hlo
 from reshard.doctor import examine
-from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, describe_instruction
 from reshard.doctor.dataflow.scalars import UNKNOWN, Scalars
 from reshard.errors import NotationError
 from reshard.hlo import Array
@@ -65,6 +65,33 @@ def test_a_computation_that_calls_itself_is_refused():
     called = "%a {\n  %p = f32[2] parameter(0)\n  ROOT %c = f32[2] call(%p), to_apply=%a\n}\n\n"
     with pytest.raises(NotationError, match="computation a calls itself"):
         examine(f"HloModule m\n\n{called}{called.replace('%a {', 'ENTRY %e {')}")
+
+
+def describe_sort(*computations):
+    """What a sort does by the last of these."""
+    name = f"c{len(computations) - 1}"
+    before = "".join(f"%c{at} {{\n  %p = f32[8] parameter(0)\n{body}\n}}\n\n" for at, body in enumerate(computations))
+    entry = f"ENTRY %e {{\n  %x = f32[8] parameter(0)\n  ROOT %s = f32[8] sort(%x), to_apply=%{name}\n}}"
+    module = hlo.parse(f"HloModule m\n\n{before}{entry}")
+    return describe_instruction(module, module.entry.root)
+
+
+def test_what_is_called_is_described_in_one_pass():
+    """Computations that each call the one before twice, and one that calls itself."""
+    twice = "  %a = f32[8] map(%p), to_apply=%c{0}\n  ROOT %b = f32[8] map(%a), to_apply=%c{0}"
+    sine, cosine = (f"  ROOT %r = f32[8] {opcode}(%p)" for opcode in ("sine", "cosine"))
+    called = [twice.format(at) for at in range(40)]
+    assert describe_sort(sine, *called) != describe_sort(cosine, *called)
+    assert describe_sort(sine, *called) == describe_sort(sine.replace("%r", "%other"), *called)
+    itself = "  ROOT %r = f32[8] map(%p), to_apply=%c0"
+    assert describe_sort(itself) != describe_sort(sine)
+
+
+def test_branches_inside_of_what_is_called_count():
+    sine, cosine = (f"  ROOT %r = f32[8] {opcode}(%p)" for opcode in ("sine", "cosine"))
+    either = "  %q = pred[] constant(true)\n  ROOT %r = f32[8] conditional(%q, %p, %p), true_computation=%c0, "
+    either += "false_computation=%c1"
+    assert describe_sort(sine, cosine, either) != describe_sort(sine, sine, either)
 
 
 def test_an_offloaded_call_gets_its_operands_from_its_update():

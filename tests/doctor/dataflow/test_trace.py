@@ -6,7 +6,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor.dataflow.flow import HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import Untraceable
-from reshard.doctor.dataflow.trace import NOWHERE, Tracer, is_sum, list_summands, same_sums, summed_digits
+from reshard.doctor.dataflow.trace import NOWHERE, Tracer, is_sum, same_sums, summed_digits, trace_summands
 from reshard.doctor.equivalence import Traced
 from tests.doctor.fragments import GATHER, OFFSET, SLICE, ZERO, Analysis, text
 from tests.doctor.tracing import everywhere, follow_to_start, program
@@ -91,7 +91,7 @@ def sums(lines, dims=(2, 4)):
     module = traced(lines)
     region = module.region("main")
     root, leaf = HloValue(region, region.computation.root.name), HloValue(region, "p")
-    return list_summands(module.maps, module.numbering, root, leaf, everywhere(4, dims))
+    return trace_summands(module.maps, module.numbering, root, leaf, everywhere(4, dims))
 
 
 @pytest.mark.parametrize("lines", [SLICED, SCATTERED, IN_TWO_ROUNDS], ids=["sliced", "scattered", "two rounds"])
