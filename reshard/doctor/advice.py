@@ -38,9 +38,9 @@ def measure_noise(start: Figures, first: Figures) -> float:
 class Change:
     """A change of what the program says, at a `line` of it (`file:line`), or of an argument or a result by its name.
 
-    `kind` is `constraint`, `in_sharding`, `out_sharding`, or `operation` where a constraint is to be added; `what` is
-    the call that says it. `before` and `after` are shardings as JAX writes them, or `removed`. The bytes are those of
-    the program with this change and those before it, as compiled.
+    `kind` is `constraint`, `in_sharding` or `out_sharding`; `what` is the call that says it. `before` and `after` are
+    shardings as JAX writes them, or `removed`. The bytes are those of the program with this change and those before
+    it, as compiled.
     """
 
     line: str
@@ -64,8 +64,8 @@ class Change:
 
     @property
     def edit(self) -> str:
-        """What becomes what, or is added."""
-        return f"{self.what}({self.before}) -> {self.after}" if self.before else f"+ {self.what}({self.after})"
+        """What becomes what."""
+        return f"{self.what}({self.before}) -> {self.after}"
 
     def __str__(self) -> str:
         return f"{self.where}  {self.edit}"

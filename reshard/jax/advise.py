@@ -10,7 +10,7 @@ removed or replaced. For the model they are splits that are fixed, and all other
 Constraints of one line are one candidate: unrolled layers, or the passes of a gradient over one line. Arguments and
 results are the caller's as well: those unlike others of their shape come with the constraints, the rest after these.
 Compilers do worse than the model. Where they receive far more, what is unlike its siblings is tried as these are, and
-arguments with their axes at other dims; where nothing gains, operations are split as the model has them.
+arguments with their axes at other dims.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ from reshard.jax.stablehlo_pass.shardy import make_compilable, read_meshes
 from reshard.jax.stablehlo_pass.user_shardings import (
     CONSTRAINTS,
     IN,
-    OPERATION,
     OUT,
     Key,
     Spec,
     UserSharding,
     edit_shardings,
     format_spec,
-    read_operations,
     read_shardings,
     read_tags,
     share_donations,
@@ -120,8 +118,7 @@ class AdviceSearch:
         listed = read_shardings(module)
         self.derived = {one.key: None for one in listed if one.derived}
         self.sites = [one for one in listed if not one.derived and one.shape]
-        self.operations = read_operations(module)
-        self.meshes = {one.key: one.mesh or next(iter(self.axes), "") for one in (*listed, *self.operations)}
+        self.meshes = {one.key: one.mesh or next(iter(self.axes), "") for one in listed}
         first = self.measure({})
         if first is None:
             raise ProgramError("the program does not compile from its StableHLO, so no change of it can be measured")
@@ -244,7 +241,6 @@ def advise(
     ends = _propose_by_model(search, model, usual, chosen, _CLEAR)
     ends += _propose_by_siblings(search, usual) if _misses(search, model, chosen) else []
     chosen = _take_best(search, chosen, ends, most)
-    chosen = chosen or _take_best(search, [], _propose_additions(search, model), min(most, 2))
     changes: list[Change] = []
     for at, one in enumerate(chosen):
         after = search.measure(_join(chosen[: at + 1])) or search.first
@@ -409,17 +405,6 @@ def _propose_by_siblings(search: AdviceSearch, groups: Sequence[Group]) -> list[
     return candidates[:_SIBLINGS]
 
 
-def _propose_additions(search: AdviceSearch, model: ShardingModel | None) -> list[Candidate]:
-    """Constraints after operations that have none, on the largest arrays of the program, as the model splits them."""
-    groups: dict[tuple[object, ...], list[UserSharding]] = defaultdict(list)
-    for one in search.operations if model is not None else ():
-        if one.nbytes >= search.first.figures.peak_bytes / 50:
-            groups[one.line, one.shape].append(one)
-    large = sorted(map(tuple, groups.values()), key=lambda group: -group[0].nbytes)[:8]
-    specs = [None if model is None else model.spell(model.solve(()), group[0].key) for group in large]
-    return [Candidate(group, spec) for group, spec in zip(large, specs, strict=True) if spec is not None]
-
-
 def _take_best(
     search: AdviceSearch, chosen: Sequence[Candidate], candidates: Sequence[Candidate], most: int
 ) -> list[Candidate]:
@@ -459,7 +444,7 @@ def _join(chosen: Iterable[Candidate]) -> dict[Key, Spec | None]:
 def _describe(candidate: Candidate, figures: Figures) -> Change:
     """The change in words."""
     sites, after = candidate.sites, REMOVED if candidate.after is None else format_spec(candidate.after)
-    before = "" if candidate.kind == OPERATION else format_spec(sites[0].spec)
+    before = format_spec(sites[0].spec)
     names = list(dict.fromkeys(site.line for site in sites))
     line = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     what = " and ".join(dict.fromkeys(site.what for site in sites))

@@ -36,7 +36,6 @@ Spec = tuple[tuple[str, ...], ...]
 Key = tuple[str, int]
 """A sharding of a module: its kind, and which of that kind, in the module's order."""
 _TAG = "reshard.site"
-_LARGE = ("dot_general", "convolution", "gather", "scatter", "reshape", "concatenate", "dynamic_update_slice")
 _NO_WORK = ("stablehlo.constant", "func.func", "func.return", "sdy.mesh", CONSTRAINT)
 
 
@@ -136,7 +135,6 @@ def edit_shardings(module: Module, edits: Mapping[Key, Spec | None], meshes: Map
     """
     entry = find_entry(module)
     constraints = [op for op in list_operations(module.operation) if op.name == CONSTRAINT]
-    operations = _list_large(module)
     with module.context:
         for (kind, number), spec in edits.items():
             mesh = meshes[kind, number]
@@ -152,12 +150,6 @@ def edit_shardings(module: Module, edits: Mapping[Key, Spec | None], meshes: Map
                 listed[number] = ir.DictAttr.get(named)
                 entry.attributes[name] = ir.ArrayAttr.get(listed)
                 continue
-            if kind == OPERATION:
-                result = operations[number].results[0]
-                with operations[number].location, ir.InsertionPoint.after(operations[number]):
-                    value = shardy.add_constraint(result, made)
-                result.replace_all_uses_except(value, value.owner.operation)
-                continue
             op = constraints[number]
             if made is None:
                 op.results[0].replace_all_uses_with(op.operands[0])
@@ -167,33 +159,17 @@ def edit_shardings(module: Module, edits: Mapping[Key, Spec | None], meshes: Map
 
 
 def tag_sites(module: Module) -> None:
-    """Writes the keys of constraints and large operations on them, in place, so that they are known in another form."""
+    """Writes the keys of constraints on them, in place, so that they are known in another form."""
+    constraints = [op for op in list_operations(module.operation) if op.name == CONSTRAINT]
     with module.context:
-        for kind, ops in (
-            (CONSTRAINTS, [op for op in list_operations(module.operation) if op.name == CONSTRAINT]),
-            (OPERATION, _list_large(module)),
-        ):
-            for number, op in enumerate(ops):
-                op.attributes[_TAG] = ir.StringAttr.get(f"{kind} {number}")
+        for number, op in enumerate(constraints):
+            op.attributes[_TAG] = ir.StringAttr.get(f"{CONSTRAINTS} {number}")
 
 
 def read_tags(ops: Sequence[Operation]) -> dict[int, Key]:
     """The keys that `tag_sites` wrote, by the places of operations."""
     tags = {at: op.attributes[_TAG].value.split() for at, op in enumerate(ops) if _TAG in op.attributes}
     return {at: (kind, int(number)) for at, (kind, number) in tags.items()}
-
-
-def read_operations(module: Module) -> list[UserSharding]:
-    """The operations after which a constraint could be added, as shardings that are not given."""
-    listed: list[UserSharding] = []
-    for number, op in enumerate(_list_large(module)):
-        frames, users = read_frames(op.location), {use.owner.operation.name for use in op.results[0].uses}
-        if frames and CONSTRAINT not in users and not _inside_manual(op):
-            shape, itemsize = _read_type(op.results[0].type)
-            line = f"{frames[0].file}:{frames[0].line}"
-            what = "with_sharding_constraint"
-            listed.append(UserSharding((OPERATION, number), shape, itemsize, None, "", what, line, False, frames))
-    return listed
 
 
 def share_donations(module: Module) -> None:
@@ -209,13 +185,6 @@ def share_donations(module: Module) -> None:
                 named[DONOR] = ir.BoolAttr.get(True)
             changed.append(ir.DictAttr.get(named))
         entry.attributes["arg_attrs"] = ir.ArrayAttr.get(changed)
-
-
-def _list_large(module: Module) -> list[Operation]:
-    """The operations that make arrays of another shape than their operands have."""
-    names = {f"stablehlo.{name}" for name in _LARGE}
-    listed = [op for op in list_operations(module.operation) if op.name in names and len(op.results) == 1]
-    return [op for op in listed if ir.RankedTensorType(op.results[0].type).rank]
 
 
 def find_entry(module: Module) -> Operation:
