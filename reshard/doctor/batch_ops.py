@@ -18,7 +18,7 @@ rows of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -29,7 +29,14 @@ from reshard.doctor.chain_reader import Chain, ChainReader, Unfit, join_chains, 
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, describe_instruction, parameter_number
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel_places
 from reshard.doctor.dataflow.trace import Tracer, points_at
-from reshard.doctor.infer_layouts import GlobalDigit, TracedDigits, build_layouts, build_mesh, trace_digits
+from reshard.doctor.infer_layouts import (
+    CoordinateDigit,
+    GlobalDigit,
+    TracedDigits,
+    build_layouts,
+    find_mesh,
+    trace_digits,
+)
 from reshard.errors import LayoutError, MeshError, ReshardError
 from reshard.hlo import Array, Collective, Instruction, Module
 from reshard.hlo.executed_collectives import row_major_strides
@@ -226,19 +233,18 @@ class OpFinder:
         traced = self._trace(moved[0], leaf)
         if any(one.place or one.device not in (0, one.weight) for one in traced.device):
             raise Unfit(f"{moved[0].name} is not only gathered")
-        # The digits of each dim of the operand: the devices that hold them before the chain, or their place there.
-        before = [
-            [RowDigit(one.weight, one.radix, None if one.place else one.device, one.place or None) for one in dim]
-            for dim in traced.index
-        ]
+        if not all(one.device or one.place for dim in traced.index for one in dim):
+            raise Unfit(f"two indices of {moved[0].name} have the same element")
+        # What adds to both the device and the place was local before, too: there are copies on those devices.
+        before = [[one._replace(device=0 if one.place else one.device) for one in dim] for dim in traced.index]
         outputs = self._list_outputs(region, instruction, op)
         if not outputs:
             raise Unfit(f"nothing uses the results of {instruction.name}")
         after = [self._digits_after(region, instruction, output) for output in outputs]
-        choices = Choices(op, before, after, self.maps.scalars.devices, self.reader.mesh)
-        described = [one._replace(order=order_digits(dims)) for one, dims in zip(outputs, choices.after, strict=True)]
-        moves = choices.of([op.results[output.number] for output in outputs])
-        places = order_digits(choices.before)
+        arrays, results = cut_rows(op, [before, *after]), [op.results[output.number] for output in outputs]
+        described = [one._replace(order=order_digits(dims)) for one, dims in zip(outputs, arrays[1:], strict=True)]
+        moves = list_op_moves(op, arrays, results, self.maps.scalars.devices, self.reader.mesh)
+        places = order_digits(arrays[0])
         return OpReplacement(
             instruction.name, op, indices, (source,), (leaf,), (leaf.array,), places, moves, tuple(described)
         )
@@ -275,9 +281,9 @@ class OpFinder:
         traced = self._trace(value, result)
         if any(one.device != one.weight for one in traced.device):
             raise Unfit(f"{value.name} is moved between devices")
-        digits = [RowDigit(one.place, one.radix, one.weight, None) for one in traced.device if one.place]
+        digits = [CoordinateDigit(one.place, one.radix, one.weight, 0) for one in traced.device if one.place]
         for stride, dim in zip(row_major_strides(output.after.dims), traced.index, strict=True):
-            digits += [RowDigit(one.place, one.radix, None, one.weight * stride) for one in dim]
+            digits += [CoordinateDigit(one.place, one.radix, 0, one.weight * stride) for one in dim]
         # Their weights are strides in the row-major result: they are told apart by its dims, and have to be all of it.
         dims = () if result.array is None else result.array.dims
         strides = row_major_strides(dims)
@@ -392,87 +398,65 @@ class OpMoves(NamedTuple):
     outputs: tuple[tuple[Layout, Layout], ...]
 
 
-class RowDigit(NamedTuple):
-    """A digit of one dim: its weight and radix there, the stride of the devices that hold it or of its local place."""
-
-    weight: int
-    radix: int
-    device: int | None
-    place: int | None
+RowDims = list[list[CoordinateDigit]]
+"""Of each dim the digits, least significant first: each is held by devices of a stride, or local, at a place."""
 
 
-RowDims = list[list[RowDigit]]  # of each dim, least significant first
+def cut_rows(op: BatchOp, arrays: Iterable[RowDims]) -> list[RowDims]:
+    """The digits of an operation's operand and results, cut so that the rows of all are counted in the same ones."""
+    made = [list(dims) for dims in arrays]
+    for dim in op.batch:
+        cuts = sorted({one.weight * one.radix for dims in made for one in dims[dim]})
+        if any(high % low for low, high in pairwise([1, *cuts])):
+            raise Unfit("the rows are counted in other digits before and after")
+        for dims in made:
+            dims[dim] = [part for one in dims[dim] for part in _cut_digit(one, cuts)]
+    return made
 
 
-class Choices:
-    """The layouts that an operation's rows may have; `before` and `after` have the digits of its operand and results.
-
-    Digits of dims that count rows are cut so that all have the same.
+def list_op_moves(
+    op: BatchOp, arrays: Sequence[RowDims], results: Sequence[Array], devices: int, mesh: Mesh | None
+) -> tuple[OpMoves, ...]:
+    """The layouts to choose from, of the operand and of outputs that are forms of these results; raises `Unfit` if
+    there are none. `arrays` are what `cut_rows` makes.
     """
-
-    def __init__(self, op: BatchOp, before: RowDims, after: Sequence[RowDims], devices: int, mesh: Mesh | None) -> None:
-        self.op = op
-        self.devices = devices
-        self.mesh = mesh
-        self.before = list(before)
-        self.after = [list(dims) for dims in after]
-        for dim in op.batch:
-            several = [dims[dim] for dims in (self.before, *self.after)]
-            cuts = sorted({one.weight * one.radix for digits in several for one in digits})
-            if any(high % low for low, high in pairwise([1, *cuts])):
-                raise Unfit("the rows are counted in other digits before and after")
-            for dims in (self.before, *self.after):
-                dims[dim] = [part for one in dims[dim] for part in _cut_digit(one, cuts)]
-
-    def of(self, results: Sequence[Array]) -> tuple[OpMoves, ...]:
-        """The layouts to choose from, for outputs that are forms of these results; raises `Unfit` if there are none."""
-        made: dict[OpMoves, None] = {}
-        dtypes = [array.dtype for array in (self.op.operands[0], *results)]
-        for chosen in (self.before, *self.after):  # The rows are where these digits are.
-            holders = {dim: [one.device for one in chosen[dim]] for dim in self.op.batch}
-            arrays = [_list_global_digits(dims, holders) for dims in (self.before, *self.after)]
-            try:
-                mesh = self._find_mesh([dim for array in arrays for dim in array])
-                pairs = [build_layouts(mesh, dims, dtype, ()) for dims, dtype in zip(arrays, dtypes, strict=True)]
-            except (MeshError, LayoutError):
-                continue
-            (source, at_rows), *others = pairs
-            made[OpMoves(source, at_rows, tuple((rows, used) for used, rows in others))] = None
-        if not made:
-            raise Unfit("no layout has whole rows on each device")
-        return tuple(made)
-
-    def _find_mesh(self, dims: list[list[GlobalDigit]]) -> Mesh:
-        """The program's mesh, if all digits are of its axes, else one made for them."""
-        if self.mesh is not None and self.mesh.size == self.devices:
-            try:
-                build_layouts(self.mesh, dims, "f32", ())
-                return self.mesh
-            except (MeshError, LayoutError):
-                pass
-        return build_mesh(self.devices, dims, ())
+    made: dict[OpMoves, None] = {}
+    dtypes = [array.dtype for array in (op.operands[0], *results)]
+    for chosen in arrays:  # The rows are where these digits are.
+        dims = [
+            [
+                [
+                    GlobalDigit(
+                        own.radix, own.device or None, (at in op.batch and there.device) or None, own.place or None
+                    )
+                    for own, there in reversed([*zip(digits, chosen[at] if at in op.batch else digits, strict=True)])
+                ]
+                for at, digits in enumerate(each)
+            ]
+            for each in arrays
+        ]
+        try:
+            found = find_mesh(mesh, devices, [dim for each in dims for dim in each])
+            pairs = [build_layouts(found, each, dtype) for each, dtype in zip(dims, dtypes, strict=True)]
+        except (MeshError, LayoutError):
+            continue
+        (source, at_rows), *others = pairs
+        made[OpMoves(source, at_rows, tuple((rows, used) for used, rows in others))] = None
+    if not made:
+        raise Unfit("no layout has whole rows on each device")
+    return tuple(made)
 
 
 def order_digits(dims: RowDims) -> tuple[tuple[int, int], ...]:
     """The local digits of an array in the order of its dims, as radices and strides."""
-    return tuple((one.radix, one.place) for dim in dims for one in reversed(dim) if one.place is not None)
+    return tuple((one.radix, one.place) for dim in dims for one in reversed(dim) if one.place)
 
 
-def _list_global_digits(dims: RowDims, holders: Mapping[int, list[int | None]]) -> list[list[GlobalDigit]]:
-    """The digits of an array, most significant first: held as they are, and as where the operation runs."""
-    rows = [holders.get(at, [None] * len(digits)) for at, digits in enumerate(dims)]
-    return [
-        [GlobalDigit(one.radix, one.device, at, one.place) for one, at in zip(digits, holder, strict=True)][::-1]
-        for digits, holder in zip(dims, rows, strict=True)
-    ]
-
-
-def _cut_digit(digit: RowDigit, cuts: Sequence[int]) -> Iterator[RowDigit]:
+def _cut_digit(digit: CoordinateDigit, cuts: Sequence[int]) -> Iterator[CoordinateDigit]:
     """The digits that a digit is made of, cut at these weights."""
     for cut in cuts:
         if digit.weight < cut < digit.weight * digit.radix:
             low = cut // digit.weight
             yield digit._replace(radix=low)
-            device, place = (None if stride is None else stride * low for stride in (digit.device, digit.place))
-            digit = RowDigit(cut, digit.radix // low, device, place)
+            digit = CoordinateDigit(cut, digit.radix // low, digit.device * low, digit.place * low)
     yield digit

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -154,7 +155,7 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> InferredMove | N
         tile = tracer.tiles[int(origins.leaf[0])].dims
         local = tuple((size, stride) for size, stride in zip(sizes, row_major_strides(tile), strict=True) if size > 1)
         dims += [[GlobalDigit(size, None, None, stride)] for size, stride in local]
-        pair = build_layouts(build_mesh(tracer.devices, dims, ()), dims, dtype, ())
+        pair = build_layouts(find_mesh(None, tracer.devices, dims), dims, dtype)
         return InferredMove(*pair, devices, local, int(places[0, 0]), at)
     except (Untraceable, ReshardError):
         return None
@@ -226,13 +227,8 @@ def infer_layouts(
             return None
         dims, firsts = traced.dims(), traced.firsts()
         places = tuple((digit.radix, digit.place) for dim in dims for digit in dim if digit.place is not None)
-        if mesh is not None and mesh.size == tracer.devices:
-            try:
-                return InferredMove(*build_layouts(mesh, dims, dtype, summed), firsts, places, traced.start)
-            except MeshError:
-                pass
-        own = build_mesh(tracer.devices, dims, summed)
-        return InferredMove(*build_layouts(own, dims, dtype, summed), firsts, places, traced.start)
+        mesh = find_mesh(mesh, tracer.devices, dims, summed)
+        return InferredMove(*build_layouts(mesh, dims, dtype, summed), firsts, places, traced.start)
     except (Untraceable, ReshardError):
         return None
 
@@ -440,7 +436,7 @@ def _predict_origins(
 
 
 def build_layouts(
-    mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str, summed: Sequence[tuple[int, int]]
+    mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str, summed: Sequence[tuple[int, int]] = ()
 ) -> tuple[Layout, Layout]:
     """The layouts before and after, whose held digits are digits of the mesh's axes."""
 
@@ -457,10 +453,19 @@ def build_layouts(
     return Layout(mesh, before, dtype, "sum" if partial else None, partial), Layout(mesh, after, dtype)
 
 
-def build_mesh(devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]]) -> Mesh:
-    """A mesh with an axis for each part of the device number that the digits tell apart."""
+def find_mesh(
+    mesh: Mesh | None, devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]] = ()
+) -> Mesh:
+    """A mesh of so many devices, if all digits are of its axes, else one with an axis for each part of the device
+    number that they tell apart.
+    """
     held = [(stride, digit.radix) for dim in dims for digit in dim for stride in (digit.before, digit.after) if stride]
     held += summed
+    if mesh is not None and mesh.size == devices:
+        with suppress(MeshError):
+            for digit in held:
+                mesh.sub_axes(*digit)
+            return mesh
     # An axis for each part of the device number between two cuts; strides that do not divide each other have no mesh.
     cuts = sorted({1, devices, *(cut for stride, radix in held for cut in (stride, stride * radix))})
     if any(high % low for low, high in pairwise(cuts)):
