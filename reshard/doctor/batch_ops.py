@@ -38,8 +38,8 @@ from reshard.doctor.infer_layouts import (
     trace_digits,
 )
 from reshard.errors import LayoutError, MeshError, ReshardError
+from reshard.geometry.blocks import list_strides
 from reshard.hlo import Array, Collective, Instruction, Module
-from reshard.hlo.executed_collectives import row_major_strides
 from reshard.hlo.splice import Use
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -282,11 +282,11 @@ class OpFinder:
         if any(one.device != one.weight for one in traced.device):
             raise Unfit(f"{value.name} is moved between devices")
         digits = [CoordinateDigit(one.place, one.radix, one.weight, 0) for one in traced.device if one.place]
-        for stride, dim in zip(row_major_strides(output.after.dims), traced.index, strict=True):
+        for stride, dim in zip(list_strides(output.after.dims), traced.index, strict=True):
             digits += [CoordinateDigit(one.place, one.radix, 0, one.weight * stride) for one in dim]
         # Their weights are strides in the row-major result: they are told apart by its dims, and have to be all of it.
         dims = () if result.array is None else result.array.dims
-        strides = row_major_strides(dims)
+        strides = list_strides(dims)
         made: RowDims = [[] for _ in dims]
         for part in [part for digit in digits for part in _cut_digit(digit, sorted(strides))]:
             at = next(at for at, stride in enumerate(strides) if stride <= part.weight and dims[at] > 1)

@@ -38,8 +38,8 @@ from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, points_at, strided_digits
 from reshard.doctor.shifts import Box, Sizes, list_edge_lines, points_on_all
 from reshard.errors import MeshError, ReshardError
+from reshard.geometry.blocks import list_strides
 from reshard.hlo import Array
-from reshard.hlo.executed_collectives import row_major_strides
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
 
@@ -153,7 +153,7 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> InferredMove | N
         at = tuple(int(sender[0]) // stride % radix for stride, radix in group)
         dims = [[GlobalDigit(radix, stride, None, None)] for stride, radix in group]
         tile = tracer.tiles[int(origins.leaf[0])].dims
-        local = tuple((size, stride) for size, stride in zip(sizes, row_major_strides(tile), strict=True) if size > 1)
+        local = tuple((size, stride) for size, stride in zip(sizes, list_strides(tile), strict=True) if size > 1)
         dims += [[GlobalDigit(size, None, None, stride)] for size, stride in local]
         pair = build_layouts(find_mesh(None, tracer.devices, dims), dims, dtype)
         return InferredMove(*pair, devices, local, int(places[0, 0]), at)
@@ -288,7 +288,7 @@ class TracedDigits:
 
         A stride that is where a dim of the tile begins has no neighbour across it: rows are not joined with columns.
         """
-        starts = row_major_strides(self.tile.dims)
+        starts = list_strides(self.tile.dims)
         low, high = digit.place or 0, (digit.place or 0) * digit.radix
         for dim in dims:
             for at, other in enumerate(dim):

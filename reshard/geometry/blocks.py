@@ -24,6 +24,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 
+def list_strides(shape: Sequence[int]) -> list[int]:
+    """How far apart neighbours along each dim are in a flat tile.
+
+    >>> list_strides((2, 3, 4))
+    [12, 4, 1]
+    """
+    return [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+
+
 class Axis(NamedTuple):
     """`extent` elements that are `src` apart in the sender's tile and `dst` apart in the receiver's."""
 

@@ -23,7 +23,7 @@ from operator import lt, mul, sub
 from typing import NamedTuple
 
 from reshard.errors import LayoutError
-from reshard.geometry.blocks import Axis, Block, Factor, split_rows
+from reshard.geometry.blocks import Axis, Block, Factor, list_strides, split_rows
 from reshard.geometry.overlap import SharedDims, contiguous_extent, list_runs, piece_extents, shares
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import SubAxis
@@ -586,7 +586,7 @@ def dim_boxes(dim: Dim, windows: Sequence[tuple[int, int, int]]) -> list[list[Si
     """
     starts, counts, sizes = ([window[at] for window in windows] for at in range(3))
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
-    strides = tuple(math.prod(sizes[n + 1 :]) for n in range(len(sizes)))
+    strides = tuple(list_strides(sizes))
     boxes: list[list[SideBox]] = []
     for by_source in shares(Dim((Digit(dim.size, None),), dim.size), dim):
         own: list[SideBox] = []

@@ -42,6 +42,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from reshard.errors import NotationError, quoted, shortened
+from reshard.geometry.blocks import list_strides
 from reshard.hlo.instruction import Array, Instruction
 from reshard.hlo.module import CallSite, Computation, Module, Source, source_of
 from reshard.types.reductions import all_reduce_elements
@@ -248,7 +249,7 @@ def _mesh_groups(text: str, axes: str, order: str | None, used: str) -> Groups:
     sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
     if 0 in sizes.values():
         raise _unreadable_groups(text)
-    strides = dict(zip(sizes, row_major_strides(tuple(sizes.values())), strict=True))
+    strides = dict(zip(sizes, list_strides(tuple(sizes.values())), strict=True))
     cuts = {name: {1, size} for name, size in sizes.items()}  # where used factors begin and end, as prefixes
     inner: list[tuple[str, int, int]] = []
     for name, before, size in _USED.findall(used):
@@ -280,7 +281,7 @@ def _regular_groups(text: str, order: str, outer: Sequence[StridedDigit], inner:
         permutation = _read_ints(iota[2]) if iota[2] else tuple(range(len(sizes)))
         if sorted(permutation) != list(range(len(sizes))):
             raise _unreadable_groups(text)
-        strides = row_major_strides(sizes)
+        strides = list_strides(sizes)
         digits = [StridedDigit(sizes[at], strides[at]) for at in permutation]
         total = math.prod(sizes)
     elif re.fullmatch(r"[\d,\s]+", order):
@@ -299,11 +300,6 @@ def _regular_groups(text: str, order: str, outer: Sequence[StridedDigit], inner:
         return tuple(tuple(ids[first + at] for at in members) for first in _expand_digits(outer))
 
     return Groups(count, size, expand)
-
-
-def row_major_strides(sizes: Sequence[int]) -> list[int]:
-    """The stride of each dim, the last varying fastest."""
-    return [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
 
 
 def _expand_digits(digits: Sequence[StridedDigit]) -> list[int]:

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 from reshard.errors import PlanError
-from reshard.geometry.blocks import Axis, Block, cut_block, measure_pieces, split_box
+from reshard.geometry.blocks import Axis, Block, cut_block, list_strides, measure_pieces, split_box
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.holders import holders_of
 from reshard.geometry.messages import Message, exchange_messages
@@ -150,7 +150,7 @@ def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> It
     >>> [box.dst for box in digit_boxes(Block(0, 4, (Axis(2, 6, 8), Axis(2, 1, 1))), (12,), (3, 8))]
     [((0, 1), (4, 2)), ((1, 1), (4, 2))]
     """
-    before, after = _list_digit_strides(send), _list_digit_strides(receive)
+    before, after = list_strides(send), list_strides(receive)
     extents = [1] * len(send), [1] * len(receive)
     listed: list[Axis] = []
     below = 0, 0
@@ -181,11 +181,6 @@ def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> It
         starts = [(start + n * src, end + n * dst) for start, end in starts for n in range(extent)]
     for start, end in starts:
         yield Box(_unravel_spans(start, before, send, extents[0]), _unravel_spans(end, after, receive, extents[1]))
-
-
-def _list_digit_strides(digits: Sequence[int]) -> list[int]:
-    """How far apart neighbouring values of each digit are in a flat tile."""
-    return [math.prod(digits[at + 1 :]) for at in range(len(digits))]
 
 
 def _unravel_spans(
@@ -581,7 +576,7 @@ def place_offsets(view: TileView, place: Place) -> Iterator[int]:
     >>> list(place_offsets(TileView((2, 3), (2, 3), (2, 3), (0, 1), ()), (None, 1)))
     [1, 4]
     """
-    strides = _list_digit_strides(view.digits)
+    strides = list_strides(view.digits)
     spans = [range(radix) if value is None else (value,) for radix, value in zip(view.digits, place, strict=True)]
     for index in itertools.product(*spans):
         yield sum(i * stride for i, stride in zip(index, strides, strict=True))

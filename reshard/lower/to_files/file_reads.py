@@ -17,10 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from reshard.errors import LayoutError
-from reshard.geometry.blocks import Axis, Block, Factor, cut_range, merge_blocks, multiply_blocks
+from reshard.geometry.blocks import Axis, Block, Factor, cut_range, list_strides, merge_blocks, multiply_blocks
 from reshard.geometry.held import piece_runs
 from reshard.geometry.holders import tile_of
-from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.plans.load_plan import Reading
 from reshard.plans.stored import Box, ChunkGrid, Stored, StoredPiece
 from reshard.types.layout import Layout

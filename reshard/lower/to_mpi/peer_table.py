@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.geometry.blocks import Axis, Block, Factor, scale_blocks
+from reshard.geometry.blocks import Axis, Block, Factor, list_strides, scale_blocks
 from reshard.geometry.holders import TileHolders
 from reshard.geometry.overlap import list_alike
-from reshard.lower.to_mpi.tile_blocks import Blocks, End, list_strides, multiply_factors, pack_block
+from reshard.lower.to_mpi.tile_blocks import Blocks, End, multiply_factors, pack_block
 from reshard.types.layout import Layout
 from reshard.types.whole import check_deadline
 

@@ -24,7 +24,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from reshard.errors import PlanError
-from reshard.geometry.blocks import Axis, Block, cut_block
+from reshard.geometry.blocks import Axis, Block, cut_block, list_strides
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.holders import holders
 from reshard.geometry.messages import Message, messages_of
@@ -63,7 +63,6 @@ from reshard.lower.to_mpi.tile_blocks import (
     block_of_tile,
     clip_block,
     list_starts,
-    list_strides,
     multiply_factors,
 )
 from reshard.plans.plan import Plan, Step

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from reshard.errors import PlanError
-from reshard.geometry.blocks import Axis, Block, Factor, block_part, merge_blocks, multiply_blocks
+from reshard.geometry.blocks import Axis, Block, Factor, block_part, list_strides, merge_blocks, multiply_blocks
 from reshard.lower.exchange_rounds import Span
 from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
@@ -32,15 +32,6 @@ Frames = tuple[Shape, Shape]
 
 End = Literal["src", "dst"]
 """One end of a block."""
-
-
-def list_strides(shape: Sequence[int]) -> list[int]:
-    """How far apart neighbours along each dim are in a flat tile.
-
-    >>> list_strides((2, 3, 4))
-    [12, 4, 1]
-    """
-    return [math.prod(shape[at + 1 :]) for at in range(len(shape))]
 
 
 def block_of_tile(shape: Sequence[int]) -> Block:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import FileError, quoted, shortened
-from reshard.geometry.blocks import Block, cut_range, fuse_axes
+from reshard.geometry.blocks import Block, cut_range, fuse_axes, list_strides
 from reshard.geometry.holders import tile_of
 from reshard.lower.to_files.file_reads import (
     MOST_BUFFERS,
@@ -38,7 +38,6 @@ from reshard.lower.to_files.file_reads import (
     list_reading_reads,
     list_spans,
 )
-from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.plans.load_plan import DECODED, Reading
 from reshard.plans.stored import Box, Checkpoint, Stored, StoredFile
 from reshard.runtime.on_files.drivers import Driver, Missing, open_driver

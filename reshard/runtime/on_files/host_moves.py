@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.geometry.blocks import Block, fuse_axes
+from reshard.geometry.blocks import Block, fuse_axes, list_strides
 from reshard.geometry.holders import tile_of
 from reshard.geometry.messages import exchange_messages
-from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words, view_block
 from reshard.types.layout import Layout
 from reshard.types.view import View

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.geometry.blocks import Axis, Block
-from reshard.lower.to_mpi.tile_blocks import list_strides
+from reshard.geometry.blocks import Axis, Block, list_strides
 from reshard.plans.stored import Box, Checkpoint, ChunkGrid, Stored, StoredPiece
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.commit import write_fully
@@ -82,7 +81,7 @@ class StoredReader:
         for piece in pieces:
             part = intersect_boxes(box, piece.box)
             extents = [stop - start for start, stop in piece.box]
-            strides = piece.strides or tuple(math.prod(extents[dim + 1 :]) for dim in range(len(extents)))
+            strides = piece.strides or list_strides(extents)
             first = sum((a - c) * stride for (a, _), (c, _), stride in zip(part, piece.box, strides, strict=True))
             # Rows in the order of the file, whatever the order of the dims.
             order = sorted(range(len(strides)), key=lambda dim: -strides[dim])

@@ -27,8 +27,8 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import AgreementError, RankError, TileError
-from reshard.geometry.blocks import Block, split_box
-from reshard.lower.to_mpi.tile_blocks import End, list_strides
+from reshard.geometry.blocks import Block, list_strides, split_box
+from reshard.lower.to_mpi.tile_blocks import End
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import prepare_together

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from reshard.geometry.blocks import list_strides
 from reshard.plans.stored import Box, ChunkGrid, Stored, StoredPiece
 from reshard.synth.reading.as_read import list_units
 from reshard.synth.reading.packs import is_raw
@@ -113,7 +114,7 @@ def _cut_raw(stored: Stored, box: Box) -> Stored:
         if not all(start < stop for start, stop in inside):
             continue
         extents = [stop - start for start, stop in piece.box]
-        strides = piece.strides or [math.prod(extents[at + 1 :]) for at in range(len(extents))]
+        strides = piece.strides or list_strides(extents)
         first = sum((a - b) * step for (a, _), (b, _), step in zip(inside, piece.box, strides, strict=True))
         # What is planned is bytes that are read, and not those from the first to the last of them.
         nbytes = math.prod(stop - start for start, stop in inside) * size

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import PlanError
-from reshard.geometry.blocks import Axis, Block
+from reshard.geometry.blocks import Axis, Block, list_strides
 from reshard.lower.to_mpi.tile_blocks import (
     block_of_part,
     block_of_spans,
     block_of_tile,
     clip_block,
     clip_source,
-    list_strides,
     multiply_factors,
     pack_block,
 )

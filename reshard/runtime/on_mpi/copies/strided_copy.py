@@ -18,8 +18,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from reshard.geometry.blocks import Axis, Block
-from reshard.lower.to_mpi.tile_blocks import End, list_strides
+from reshard.geometry.blocks import Axis, Block, list_strides
+from reshard.lower.to_mpi.tile_blocks import End
 
 Array = NDArray[Any]
 
