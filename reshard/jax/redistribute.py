@@ -23,6 +23,7 @@ from reshard.errors import LayoutError, MeshError, PlanError, name_arguments, qu
 from reshard.jax import crossing, placement, traced
 from reshard.jax.agreement import agree_between
 from reshard.jax.buckets import run_moves
+from reshard.jax.crossing.across import on_host
 from reshard.jax.crossing.host import HostPart, plan_host_exchange, run_host_exchanges, shards_of
 from reshard.jax.eager import (
     EagerMove,
@@ -554,7 +555,7 @@ def update_array(
     layout = placement.layout_of(held, shape, dtype, numbers=ids)
     move = Move(whole.source, whole.target, whole.view, cast=True, have=layout, changed=stale)
     check_even(move.target, request)
-    if is_on_host(before, after, held):
+    if on_host(before, after, held):
         # One memory: nobody passes anything on.
         view = None if move.view.plain else move.view
         step = StepSpec("exchange", move.target, StepMode(view=view, holding=move.holding))
@@ -572,12 +573,6 @@ def update_array(
     if options.donate and not x.is_deleted():
         x.delete()
     return updated
-
-
-def is_on_host(*ends: NamedSharding) -> bool:
-    """Whether all devices are CPUs of this process, whose shards numpy reads where they are."""
-    platforms = {device.platform for end in ends for device in placement.devices_of(end.mesh)}
-    return platforms == {"cpu"} and all(end.is_fully_addressable for end in ends)
 
 
 def _sharding_of_held(have: jax.Array) -> NamedSharding:

@@ -63,7 +63,7 @@ MARKS |= dict.fromkeys(("a cast", "overlapping"), pytest.mark.sweep)
 def test_what_has_changed_moves(monkeypatch: pytest.MonkeyPatch, name: str, host: bool):
     target, options, meaning = CASES[name]
     if not host:  # As on accelerators.
-        monkeypatch.setattr(import_module("reshard.jax.redistribute"), "is_on_host", lambda *_: False)
+        monkeypatch.setattr(import_module("reshard.jax.redistribute"), "on_host", lambda *_: False)
         monkeypatch.setattr(across, "on_host", lambda *_: False)
     x = jax.device_put(WIDE, ROWS)
     for seed in range(3) if host else (7,):
@@ -101,6 +101,6 @@ def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch):
             redistribute(x, target, **options)
     with pytest.raises(PlanError, match="outside of jit"):
         jax.jit(lambda v: redistribute(v, target, have=have, changed=[1]))(x)
-    monkeypatch.setattr(import_module("reshard.jax.redistribute"), "is_on_host", lambda *_: False)
+    monkeypatch.setattr(import_module("reshard.jax.redistribute"), "on_host", lambda *_: False)
     with pytest.raises(PlanError, match="bring it there first"):
         redistribute(x, target, have=jax.device_put(WIDE, ROWS), changed=[1])

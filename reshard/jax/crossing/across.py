@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib import xla_client
@@ -45,7 +44,6 @@ from reshard.jax.crossing.stages import (
     run_stages,
     stack_shape,
     stack_shards,
-    stack_spec_of,
 )
 from reshard.jax.placement import devices_of, local_shards
 from reshard.jax.request import ReshardRequest, check_even, number_devices, numbered_move, plan_across
@@ -53,11 +51,13 @@ from reshard.jax.running import start_program
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange, Permute
 from reshard.lower.to_shard_map import run_exchange as messages
+from reshard.lower.to_shard_map.part_loops import cut_part
+from reshard.lower.to_shard_map.part_writers import write_part
 from reshard.plans.pipeline import Pipeline
 from reshard.plans.plan import Plan, Step, StepSpec, chain
-from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.step_mode import StepMode
 from reshard.runtime import on_jax
+from reshard.runtime.on_jax import spell_stack_spec
 from reshard.synth import overlapped
 from reshard.types.layout import Layout
 
@@ -99,7 +99,7 @@ def compile_across(
     check_even(whole.target, request)
     ends = Ends(source, target, devices or tuple(number_devices(source.mesh, target.mesh)))
     between = between_processes(source, target)
-    if not between and on_host(source, target):
+    if on_host(source, target):
         return _compile_host_move(pull_tiles(whole), ends, donate, overwrites)
     platforms = {device.platform for device in (*ends.near, *ends.far)}
     # In parts on accelerators, like every plan there.
@@ -148,7 +148,7 @@ def compile_copies(whole: Plan, request: ReshardRequest) -> HostMove | None:
     """
     source, target = request.ends
     meshes = isinstance(source.mesh, JaxMesh) and isinstance(target.mesh, JaxMesh)
-    if not meshes or between_processes(source, target) or not on_host(source, target):
+    if not meshes or not on_host(source, target):
         return None
     if not whole.steps or request.dtype is not None or whole.source.partial or whole.target.partial:
         return None
@@ -181,9 +181,10 @@ def between_processes(source: NamedSharding, target: NamedSharding) -> bool:
     return not (source.is_fully_addressable and target.is_fully_addressable)
 
 
-def on_host(source: NamedSharding, target: NamedSharding) -> bool:
-    """Whether all devices are CPUs, so that their memory is the process's."""
-    return {device.platform for device in (*devices_of(source.mesh), *devices_of(target.mesh))} == {"cpu"}
+def on_host(*ends: NamedSharding) -> bool:
+    """Whether all devices are CPUs of this process, whose shards numpy reads where they are."""
+    platforms = {device.platform for end in ends for device in devices_of(end.mesh)}
+    return platforms == {"cpu"} and all(end.is_fully_addressable for end in ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,30 +444,17 @@ def run_pipeline(
     transport = InProcess(meshes, list(number_devices(source.mesh, target.mesh)))
     crossing = compile_stages(step, each.source, far, meshes, transport, dtype)
     gather, sharding = on_jax.compile_from_stack(far, each.steps[1:], target.mesh, target)
-    stack = NamedSharding(meshes[1], stack_spec_of(whole.target))
+    stack = NamedSharding(meshes[1], spell_stack_spec(meshes[1], whole.target))
     start = jax.jit(lambda: jnp.zeros(stack_shape(whole.target), dtype), out_shardings=stack)
 
-    def split_axis(tile: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
-        """The shape of a tile with its cut axis in three: outer, parts, inner."""
-        return (*tile[: cut.axis], cut.outer, cut.parts, cut.inner, *tile[cut.axis + 1 :])
-
-    def take(tile: jax.Array, number: jax.Array) -> jax.Array:
-        opened = tile.reshape(split_axis(tile.shape, near_cut))
-        part = lax.dynamic_index_in_dim(opened, number, near_cut.axis + 1, keepdims=False)
-        return part.reshape(each.source.tile_shape)
-
-    def put(tile: jax.Array, part: jax.Array, number: jax.Array) -> jax.Array:
-        opened, at = tile.reshape(split_axis(tile.shape, far_cut)), far_cut.axis + 1
-        fitting = part.reshape((*opened.shape[:at], *opened.shape[at + 1 :]))
-        return lax.dynamic_update_index_in_dim(opened, fitting, number, at).reshape(tile.shape)
-
     # Programs that cut a part, of a given number, out of the source's tiles, and write it into the target's in place.
-    here, there = stack_spec_of(whole.source), stack_spec_of(whole.target)
-    one, other = stack_spec_of(each.source), stack_spec_of(each.target)
+    here, one = (spell_stack_spec(meshes[0], end) for end in (whole.source, each.source))
+    there, other = (spell_stack_spec(meshes[1], end) for end in (whole.target, each.target))
     spread, number_spec = partial(jax.shard_map, check_vma=False), PartitionSpec()
-    taken = jax.jit(spread(take, mesh=meshes[0], in_specs=(here, number_spec), out_specs=one))
+    taken = jax.jit(spread(partial(cut_part, near_cut), mesh=meshes[0], in_specs=(here, number_spec), out_specs=one))
     written = jax.jit(
-        spread(put, mesh=meshes[1], in_specs=(there, other, number_spec), out_specs=there), donate_argnums=0
+        spread(partial(write_part, far_cut), mesh=meshes[1], in_specs=(there, other, number_spec), out_specs=there),
+        donate_argnums=0,
     )
 
     def moved(x: jax.Array) -> jax.Array:

@@ -61,7 +61,7 @@ def find_joint_moves(asked: Mapping[int, Asked]) -> tuple[int, ...]:
     found: dict[int, AnyMesh] = {}
     for at, (request, shape, dtype) in asked.items():
         source, target = request.ends
-        if across.on_host(source, target) and not across.between_processes(source, target):
+        if across.on_host(source, target):
             continue  # Copies on the host are one exchange in any case.
         processes = [{device.process_index for device in devices_of(end.mesh)} for end in (source, target)]
         if not request.crosses or not processes[0] <= processes[1] or not shape or 0 in shape:

@@ -31,6 +31,7 @@ from reshard.lower.exchange_rounds import Exchange, Transfer
 from reshard.lower.to_shard_map import run_exchange as messages
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.run_exchange import MessageBatch
+from reshard.runtime.on_jax import spell_stack_spec
 from reshard.types.layout import Layout
 
 TOGETHER = 256 << 10
@@ -73,7 +74,7 @@ def flatten_mesh(mesh: placement.AnyMesh) -> JaxMesh:
 def stack_shards(shards: Sequence[jax.Array], mesh: JaxMesh, layout: Layout, dtype: Any) -> jax.Array:
     """The stack of tiles of this process's devices: their order on the mesh does not matter."""
     return jax.make_array_from_single_device_arrays(
-        stack_shape(layout), NamedSharding(mesh, stack_spec_of(layout)), shards, dtype=dtype
+        stack_shape(layout), NamedSharding(mesh, spell_stack_spec(mesh, layout)), shards, dtype=dtype
     )
 
 
@@ -81,10 +82,6 @@ def stack_shape(layout: Layout) -> tuple[int, ...]:
     """The shape of the layout's tiles one after another along dim 0; a scalar's are not stacked."""
     tile = layout.tile_shape
     return (layout.mesh.size * tile[0], *tile[1:]) if tile else ()
-
-
-def stack_spec_of(layout: Layout) -> PartitionSpec:
-    return PartitionSpec(AXIS) if layout.shape else PartitionSpec()
 
 
 def compile_stages(
@@ -107,7 +104,7 @@ def compile_stages(
             numbers = np.arange(start, start + len(rounds), dtype=np.int32)
             programs = compiled(len(rounds))
             stages.append(Stage(*programs, numbers, rounds, batch.elements, size * len(rounds), batch.relayed))
-    sharding = NamedSharding(meshes[1], stack_spec_of(result))
+    sharding = NamedSharding(meshes[1], spell_stack_spec(meshes[1], result))
     begin = jax.jit(lambda: jnp.zeros(stack_shape(result), dtype), out_shardings=sharding)
     return StagedExchange(tuple(stages), begin, transport)
 
@@ -117,7 +114,7 @@ def _compile_stage(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What packs, and what writes, this many rounds of a batch, of given numbers."""
     sender, receiver = (MeshPlace(end.mesh.devices, {AXIS: end.mesh.size}) for end in (operand, result))
-    stacks, each = (stack_spec_of(operand), stack_spec_of(result)), (PartitionSpec(AXIS),) * count
+    stacks, each = tuple(map(spell_stack_spec, meshes, (operand, result))), (PartitionSpec(AXIS),) * count
     if batch.relayed:
         sender, stacks, meshes = receiver, (stacks[1], stacks[1]), (meshes[1], meshes[1])
 
