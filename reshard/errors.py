@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 MOST_QUOTED = 200
 """The most characters of what was given that a message quotes."""
@@ -184,6 +184,30 @@ class BudgetError(ReshardError):
     def __init__(self, message: str, smallest: int) -> None:
         super().__init__(message)
         self.smallest = smallest
+
+
+class NamedErrors:
+    """A context whose errors name what is being looked at: `name`, which may change meanwhile; nothing while it is "".
+
+    >>> with NamedErrors("w"):
+    ...     raise BudgetError("too small", 64)
+    Traceback (most recent call last):
+    reshard.errors.BudgetError: w: too small
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if self.name and isinstance(error, ReshardError):
+            # Without its class's own arguments, which are attributes: a budget, a counterexample.
+            named = type(error).__new__(type(error))
+            ReshardError.__init__(named, f"{self.name}: {error}")
+            named.__dict__.update(error.__dict__)
+            raise named from None
 
 
 @contextmanager

@@ -7,9 +7,21 @@ import inspect
 import pytest
 
 from reshard import errors
-from reshard.errors import BudgetError, LayoutError, MeshError, ProofError, ReshardError, about_sharding
+from reshard.errors import (
+    BudgetError,
+    LayoutError,
+    MeshError,
+    NamedErrors,
+    ProofError,
+    ReshardError,
+    about_sharding,
+)
 
-ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == "reshard.errors"]
+ALL = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if kind.__module__ == "reshard.errors" and kind is not NamedErrors
+]
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -22,6 +34,21 @@ def test_errors_that_carry_more_than_text():
     assert BudgetError("budget 3", 7).smallest == 7
     assert ProofError("wrong", {"x": 2}).counterexample == {"x": 2}
     assert str(BudgetError("budget 3", 7)) == "budget 3"
+
+
+def test_named_errors_keep_their_class_and_what_they_carry():
+    with pytest.raises(BudgetError, match="^w: too small$") as small, NamedErrors("w"):
+        raise BudgetError("too small", 64)
+    assert small.value.smallest == 64 and small.value.__suppress_context__
+    with pytest.raises(ProofError, match="^second: wrong$") as wrong, NamedErrors() as at:
+        for at.name in ("first", "second"):
+            if at.name == "second":
+                raise ProofError("wrong", {"x": 2})
+    assert wrong.value.counterexample == {"x": 2}
+    with pytest.raises(LayoutError, match="^as it is$"), NamedErrors():
+        raise LayoutError("as it is")
+    with pytest.raises(ZeroDivisionError), NamedErrors("w"):
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("kind", [MeshError, LayoutError])

@@ -19,7 +19,16 @@ from os import PathLike
 from typing import Any, NamedTuple, cast
 
 import reshard.names
-from reshard.errors import FileError, MissingTensorError, PlanError, ReshardError, did_you_mean, name_arguments, quoted
+from reshard.errors import (
+    FileError,
+    MissingTensorError,
+    NamedErrors,
+    PlanError,
+    ReshardError,
+    did_you_mean,
+    name_arguments,
+    quoted,
+)
 from reshard.files.open import open as open_checkpoint
 from reshard.geometry.detect import as_layout
 from reshard.names import NamedView, Table
@@ -380,10 +389,8 @@ def _resolve_stored(
             f'for tensors that go nowhere, or give rest="skip" not to read them'
         )
     left_out = set(unnamed)
-    try:
+    with NamedErrors(quoted(ckpt.path)):
         return table.resolve({name: each.shape for name, each in ckpt.items() if name not in left_out}, **(sizes or {}))
-    except PlanError as error:
-        raise PlanError(f"{quoted(ckpt.path)}: {error}") from None
 
 
 def _quote_names(names: Iterable[str]) -> str:

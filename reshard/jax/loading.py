@@ -42,6 +42,7 @@ from reshard.errors import (
     FileError,
     LayoutError,
     MissingTensorError,
+    NamedErrors,
     PlanError,
     ReshardError,
     did_you_mean,
@@ -226,10 +227,8 @@ def _resolve_load_sharding(goal: _Goal, shape: tuple[int, ...], dtype: str) -> N
             f"the target {goal.name!r} is {dtype}, which JAX has with jax.config.update('jax_enable_x64', True) alone; "
             f"set that, or give reshard.jax.Target(sharding, dtype=...)"
         )
-    try:
+    with NamedErrors(f"the target {goal.name!r}"):
         sharding = placement.resolve_sharding(goal.sharding, jax.ShapeDtypeStruct(shape, kind), "target")
-    except ReshardError as error:
-        raise type(error)(f"the target {goal.name!r}: {error}") from None
     if not isinstance(sharding.mesh, JaxMesh) or sharding.spec.unreduced:
         raise LayoutError(
             f"the target {goal.name!r}: {sharding.spec} on mesh {dict(sharding.mesh.shape)} is abstract, or a sum; "

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard.errors import BudgetError, LayoutError, MeshError
+from reshard.errors import BudgetError, LayoutError, MeshError, NamedErrors
 from reshard.jax import compiled_forms, placement
 from reshard.jax.agreement import agree_on_moves
 from reshard.jax.eager import (
@@ -149,10 +149,8 @@ def _read_leaf(name: str, at: int, x: Any, target: Any) -> Leaf | None:
         x, finish = jax.random.key_data(x), partial(jax.random.wrap_key_data, impl=impl)
     elif x.weak_type:
         finish = partial(_weaken_result, finish)
-    try:
+    with NamedErrors(name):
         request = read_jax_view(x, sharding, None, given, UNLIMITED)
-    except (LayoutError, MeshError) as error:
-        raise type(error)(f"{name}: {error}") from None
     _check_ends(name, request)
     shape, dtype = request.target_shape(x.shape), request.target_dtype(x.dtype.name)
     if not placement.layout_of(request.target, shape, dtype).even:

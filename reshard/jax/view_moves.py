@@ -21,7 +21,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard.errors import BudgetError, MeshError, NotationError, PlanError, ReshardError, quoted
+from reshard.errors import MeshError, NamedErrors, NotationError, PlanError, quoted
 from reshard.geometry.cover import find_overlap, find_uncovered
 from reshard.geometry.detect import as_layout
 from reshard.jax import placement
@@ -195,15 +195,12 @@ def read_parts(
     for part, x, source, its in zip(target.parts, arrays, sources, options, strict=True):
         kind = dtype if dtype is not None or out is None else out.dtype
         given = replace(part.options, out=out, dtype=kind, shape=target.options.shape)
-        try:
-            moves.append(PartMove(x, read_jax_view(x, target.sharding, source, given, its, part=True), given))
-        except NotationError as error:
-            hint = "; or give shape=, that of the target" if given.shape is None else ""
-            raise NotationError(f"the target {name!r}, part {part.source!r}: {error}{hint}") from None
-        except ReshardError as error:
-            if isinstance(error, BudgetError):
-                raise
-            raise type(error)(f"the target {name!r}, part {part.source!r}: {error}") from None
+        with NamedErrors(f"the target {name!r}, part {part.source!r}"):
+            try:
+                moves.append(PartMove(x, read_jax_view(x, target.sharding, source, given, its, part=True), given))
+            except NotationError as error:
+                hint = "; or give shape=, that of the target" if given.shape is None else ""
+                raise NotationError(f"{error}{hint}") from None
     ends = {(move.request.target, move.request.target_shape(move.x.shape)) for move in moves}
     if len(ends) > 1:
         shown = " and ".join(f"{list(shape)} on {end.spec} of {dict(end.mesh.shape)}" for end, shape in list(ends)[:2])

@@ -27,7 +27,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.errors import FileError, LayoutError, TileError, quoted, shortened
+from reshard.errors import FileError, LayoutError, NamedErrors, quoted, shortened
 from reshard.geometry.blocks import Axis, Block
 from reshard.lower.to_mpi import Fetches, list_fetches, seat_of
 from reshard.mpi.tile_checks import RAW, check_given_tile, check_nothing, element_dtype, with_ranks_as_ids
@@ -81,13 +81,11 @@ def tiles_of_rank(
     check_seats(layout, layout, processes.size)
     seat = seat_of(layout.mesh, processes.rank, processes.size)
     tiles: dict[int, NDArray[Any]] = {}
-    try:
+    with NamedErrors(f"tensor {quoted(name)}"):
         if seat is None:
             check_nothing(leaf, "tile", layout, processes.rank)
         else:
             tiles[processes.rank] = check_given_tile(leaf, layout, seat)
-    except TileError as error:
-        raise TileError(f"tensor {quoted(name)}: {error}") from None
     # Ids become ranks: the processes of a save are numbered by these, whatever meshes call them.
     layout = with_ranks_as_ids(layout, processes.size)
     return layout, tiles, {rank: rank for rank in layout.mesh.devices}

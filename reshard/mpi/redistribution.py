@@ -11,13 +11,22 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack, cast, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, name_arguments, quoted
+from reshard.errors import (
+    AgreementError,
+    LayoutError,
+    NamedErrors,
+    PlanError,
+    ReshardError,
+    TileError,
+    name_arguments,
+    quoted,
+)
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi import device_of, devices_by_id, seat_of
 from reshard.mpi.sparse_rows import SparseRows, count_nonzeros, is_sparse, lay_arrays, share_rows
@@ -814,19 +823,6 @@ def _freeze_version(version: object) -> Version | Update | tuple[tuple[str, Vers
 
 
 # The nested dicts that `redistribute` takes, by the names of their arrays: tiles, layouts, moves, results.
-
-
-class NamedErrors:
-    """A context whose errors name the array that is being looked at."""
-
-    name = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ReshardError) and self.name:
-            raise type(error)(f"{self.name}: {error}") from None
 
 
 def leaves_of(tree: Tree, path: str, depth: int = 0) -> list[tuple[str, Any]]:

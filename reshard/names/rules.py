@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import NotationError, ReshardError, did_you_mean, quoted
+from reshard.errors import NotationError, did_you_mean, quoted
 from reshard.names.expressions import Expression, Sizes
 from reshard.names.patterns import NamePattern, NameTemplate, Options, Wildcard, parse_name
 from reshard.types.notation import einops
@@ -146,15 +145,6 @@ class Case:
             for atom in view.atoms
         ]
         return View(tuple(whole), view.source, view.target)
-
-
-@contextmanager
-def about_place(where: str) -> Generator[None]:
-    """A context that says in errors where in a table something stands."""
-    try:
-        yield
-    except ReshardError as error:
-        raise type(error)(f"{where}: {error}") from None
 
 
 def read_fields(data: object, known: Sequence[str], what: str) -> dict[str, Any]:

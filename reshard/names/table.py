@@ -22,12 +22,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import NotationError, PlanError, did_you_mean, quoted, shortened
+from reshard.errors import NamedErrors, NotationError, PlanError, did_you_mean, quoted, shortened
 from reshard.geometry.cover import find_overlap, find_uncovered, list_combs
 from reshard.geometry.view_layouts import invert_view
 from reshard.names.expressions import Expression, Sizes
 from reshard.names.patterns import split_numbers
-from reshard.names.rules import Case, NamedView, about_place, read_cases, read_fields
+from reshard.names.rules import Case, NamedView, read_cases, read_fields
 from reshard.types.input_files import read_input
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -110,7 +110,7 @@ class Table:
             counted = {name: counts[match.target, name] for name in case.counted}
             key = (case, match.shape, *values.values(), *counted.values())
             if key not in views:
-                with about_place(f"{case.where}: {quoted(match.source)}"):
+                with NamedErrors(f"{case.where}: {quoted(match.source)}"):
                     views[key] = case.make_view(match.shape, model, values, counted)
             made.append(NamedView(match.source, match.target, views[key]))
         self._check_single_use(matches, made)
@@ -191,7 +191,7 @@ class Table:
                         indices[each] = index
                 every: Sequence[dict[str, int]] = [{}]
                 if case.each:
-                    with about_place(f"{case.where}: {quoted(name)}"):
+                    with NamedErrors(f"{case.where}: {quoted(name)}"):
                         every = list(case.list_each(sizes, model))
                 for own in every:
                     own.update(indices)
@@ -224,7 +224,7 @@ class Table:
                     continue
                 key = (side, *map(id, views))
                 if key not in checked:
-                    with about_place(self.name):
+                    with NamedErrors(self.name):
                         self._check_cover(name, [matches[at] for at in numbers], views, filled=bool(side))
                     checked.add(key)
 
@@ -333,7 +333,7 @@ def _read_table(given: Any, depth: int) -> Table:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise NotationError(f"{name} is not TOML ({shortened(str(error))}); mend it there") from None
-    with about_place(name):
+    with NamedErrors(name):
         fields = read_fields(data, _FIELDS, "a table")
         sizes = read_fields(fields.get("sizes", {}), (), "sizes")
         defaults = {size: Expression.read(default) for size, default in sizes.items()}
@@ -342,7 +342,7 @@ def _read_table(given: Any, depth: int) -> Table:
             raise NotationError(f"rule is {quoted(rules)}; head each rule with [[rule]]")
     own: list[Case] = []
     for number, rule in enumerate(cast("list[object]", rules), 1):
-        with about_place(f"{name}, rule {number}"):
+        with NamedErrors(f"{name}, rule {number}"):
             own += read_cases(rule, f"{name}, rule {number}")
     if "extends" not in fields:
         return Table(name, (tuple(own),), defaults)

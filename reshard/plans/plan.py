@@ -26,15 +26,14 @@ import itertools
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import PlanError, quoted
+from reshard.errors import NamedErrors, PlanError, quoted
 from reshard.geometry.cover import find_overlap, find_uncovered
 from reshard.geometry.figures import MOST_LISTED, ByDevice, received_by_device, sent_by_device
 from reshard.geometry.relay import count_gathering_buffers, gathering_figures
@@ -1017,7 +1016,7 @@ class TreePlan(ShownPlan):
         made: dict[Plan, Descriptors] = {}
         for name, plan in self.plans.items():
             if plan not in made:
-                with _name_in_errors(name):
+                with NamedErrors(name):
                     made[plan] = plan.to_descriptors()
         return {name: made[plan] for name, plan in self.plans.items()}
 
@@ -1035,7 +1034,7 @@ class TreePlan(ShownPlan):
         number = whole(device)
         for name, plan in self.plans.items():
             if plan not in made and number in {*plan.source.mesh.devices, *plan.target.mesh.devices}:
-                with _name_in_errors(name):
+                with NamedErrors(name):
                     made[plan] = plan.schedule_for(device)
             for at, step in enumerate(made.get(plan, ())):
                 turns += [{}] * (at + 1 - len(turns))
@@ -1281,15 +1280,6 @@ def _check_batch_seconds(batch: Batch) -> None:
             f"the JSON says seconds {quoted(batch.seconds)} of the batch of {quoted(batch.names[:4])}, but {of}; plan "
             f"it again"
         )
-
-
-@contextmanager
-def _name_in_errors(name: str) -> Generator[None]:
-    """Errors raised inside say which move they are of."""
-    try:
-        yield
-    except PlanError as error:
-        raise PlanError(f"{name}: {error}") from None
 
 
 AnyPlan = Plan | TreePlan

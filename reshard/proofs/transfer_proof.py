@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import PlanError, ProofError, UndecidedError, name_arguments, quoted
+from reshard.errors import NamedErrors, PlanError, ProofError, UndecidedError, name_arguments, quoted
 from reshard.geometry.detect import LayoutLike, as_layouts
 from reshard.plans.descriptors import Descriptor, read_transfer
 from reshard.plans.plan import Plan, group_moves
@@ -173,12 +173,8 @@ def verify(
     loads: list[_Loads] = []
     for name, move in moves.items():
         key = id(lists[name]), move
-        try:
+        with NamedErrors(name):
             known[key] = known.get(key) or _prove_transfers(lists[name], move)
-        except ProofError as error:
-            raise ProofError(f"{name}: {error}", error.counterexample) if tree else error from None
-        except (PlanError, UndecidedError) as error:
-            raise type(error)(f"{name}: {error}") if tree else error from None
         loads.append(known[key])
     sent, received = Counter[int](), Counter[int]()
     for load in loads:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import PlanError, TileError, name_arguments, quoted
+from reshard.errors import NamedErrors, PlanError, TileError, name_arguments, quoted
 from reshard.geometry.messages import list_held_copies
 from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, Transfer, place_offsets
@@ -315,11 +315,9 @@ def _tiles_by_name(what: str, layouts: Mapping[str, Layout], tiles: object) -> d
         )
     live: dict[str, Tiles] = {}
     for name, layout in layouts.items():
-        try:
+        with NamedErrors(name):
             padded = _pad_tiles(layout, given[name])
             live[name] = checked_tiles(layout.mesh.devices, layout.tile_shape, layout.dtype, padded)
-        except TileError as error:
-            raise TileError(f"{name}: {error}") from None
     return live
 
 

@@ -31,7 +31,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 
-from reshard.errors import BudgetError, PlanError, ReshardError, StepError, name_arguments, quoted
+from reshard.errors import NamedErrors, PlanError, StepError, name_arguments, quoted
 from reshard.geometry.detect import LayoutLike, as_layouts
 from reshard.geometry.holders import count_copies
 from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
@@ -424,10 +424,8 @@ def plan_tree(
     for name, leaf in read.items():
         ends = cast("list[Any]", leaf if isinstance(leaf, tuple | list) else [])
         if len(ends) == 2 and not all(isinstance(end, Layout) for end in ends):
-            try:
+            with NamedErrors(name):
                 read[name] = _check_ends(ends[0], ends[1], mesh)
-            except ReshardError as error:
-                raise type(error)(f"{name}: {error}") from None
     return find_tree_plan(read, PlanOptions.read(budget, network, donate, slack), sources, targets)
 
 
@@ -496,16 +494,12 @@ def _plan_leaf(name: str, leaf: Any, options: PlanOptions, gathers: bool) -> Pla
         raise PlanError(
             f"{name}: {quoted(cast('object', leaf))} is not a move; give a (source, target) pair of layouts"
         )
-    try:
+    with NamedErrors(name):
         source, target = ends[0], ends[1] if len(ends) == 2 else None
         if not gathers:
             return find_plan(source, target, options)
         before, after = _check_ends(source, target)
         return _plan_gathering_move(source if isinstance(source, Move) else Move(before, after), options)
-    except BudgetError:
-        raise
-    except ReshardError as error:
-        raise type(error)(f"{name}: {error}") from None
 
 
 # Plans of few messages, whose programs are short. A compiler is given the two devices of every message of a permute,

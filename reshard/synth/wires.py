@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import combinations, permutations
 from typing import Any, NamedTuple, SupportsFloat, cast
 
-from reshard.errors import NetworkError, quoted
+from reshard.errors import NamedErrors, NetworkError, quoted
 from reshard.synth.routing import Row, WiredDigit, join_runs, load_run, route_messages
 from reshard.types.mesh import Mesh, SubAxis, is_chain, places
 from reshard.types.whole import checked_flag, primes, read_items, whole
@@ -102,10 +102,8 @@ def link_of(value: object, what: str) -> Link:
             f"{what}: {quoted(cast('object', value))} is not a link; give a Link or "
             f"(latency in s, bandwidth in bytes/s)"
         )
-    try:
+    with NamedErrors(what):
         return Link(*figures)
-    except NetworkError as error:
-        raise NetworkError(f"{what}: {error}") from None
 
 
 def _read_figure(value: object, what: str, want: str) -> float:
