@@ -96,12 +96,12 @@ def explain_choice(
     `state` has the tensors of arguments that results replace, also where these lie otherwise.
     """
     moves = list_placed_moves(problem, chosen.splits, chosen.anew)
-    costs = {move: move.times * prices.price(move.source, move.target).seconds for move in moves}
+    costs = {move: move.times * prices.price(*move.ends).seconds for move in moves}
     groups, names = _group_arguments(problem, chosen, arguments, moves, state)
     # Moves that are told alike count as one: those of repeated layers, and of arrays of one size.
     alike: defaultdict[tuple[str, str, str], list[PlacedMove]] = defaultdict(list)
     for move in moves:
-        price = prices.price(move.source, move.target)
+        price = prices.price(*move.ends)
         if price.received_bytes:  # A slice of what a device has is a copy.
             alike[_say_change(move), bytes_text(price.received_bytes), seconds_text(price.seconds)].append(move)
     shown: list[tuple[str, str]] = []
@@ -365,7 +365,7 @@ def _list_avoided(
     there: defaultdict[str, float] = defaultdict(float)
     changes: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for move in list_placed_moves(problem, rival.splits, rival.anew):
-        name, price = names[move.tensor], prices.price(move.source, move.target)
+        name, price = names[move.tensor], prices.price(*move.ends)
         there[name] += move.times * price.seconds
         words = _say_change(move)
         changes[name][words] = changes[name].get(words, 0) + move.times * price.received_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +20,12 @@ from jax.sharding import PartitionSpec
 
 from reshard.errors import ProgramError
 from reshard.jax.layout_choice.clusters import HEAVY, Cluster, find_accumulators, find_clusters
-from reshard.jax.layout_choice.liveness import RunOrder, find_stored, order_as_written
+from reshard.jax.layout_choice.liveness import RELAID, RunOrder, find_stored, list_kernels, order_as_written
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, is_zero
 from reshard.jax.layout_choice.op_work import count_flops, count_read_bytes
 from reshard.jax.layout_choice.step_flow import (
     BARRIER,
+    RETURN,
     Branches,
     FlowOp,
     Loop,
@@ -241,7 +242,9 @@ class _GraphBuilder:
                 self._add_slots(op)
             elif op.name == MANUAL:
                 self._add_manual(op)
-        for cluster in find_clusters(flow, self.rules, self.mesh, self.free):
+        clusters = find_clusters(flow, self.rules, self.mesh, self.free)
+        self.kernels = list_kernels(flow, self.stored, [cluster.ops for cluster in clusters])
+        for cluster in clusters:
             # Arithmetic on scalars is whole, and takes nothing.
             values = [value for at in cluster.ops for value in (*flow.ops[at].operands, *flow.ops[at].results)]
             if cluster.sums or any(flow.values[value].shape for value in values):
@@ -409,6 +412,7 @@ class _GraphBuilder:
         node = len(self.drafts)
         self.drafts.append(draft)
         partial = set[int]()  # what the cluster writes as a sum
+        read = set[tuple[int, int, int]]()
         for at in cluster.ops:
             op, rule, own = flow.ops[at], self.rules[at], cluster.factors[at]
             draft.flops += count_flops(self.step.ops[at], op, flow)
@@ -422,7 +426,14 @@ class _GraphBuilder:
                 outside = operand not in inner or (operand in partial and not view[1].sums)
                 if outside and operand not in self.free and (flow.values[operand].shape or view[1].sums):
                     self._read(view, at, place, self.order.needs[at, place])
-                    draft.touched[tuple(itertools.chain(*view[1].dims))] += count_read_bytes(op, place, flow)
+                # A kernel reads an array once, whatever part of it several slices take.
+                made = self.kernels.get(flow.values[operand].maker, frozenset()) if operand in inner else frozenset()
+                if operand not in self.free and (operand not in inner or operand in self.stored):
+                    nbytes = count_read_bytes(op, place, flow)
+                    whole = nbytes == flow.values[operand].nbytes
+                    new = {(operand, each, -1 if whole else at) for each in self.kernels[at] - made} - read
+                    read |= new
+                    draft.touched[tuple(itertools.chain(*view[1].dims))] += len(new) * nbytes
             for place, (result, dims) in enumerate(zip(op.results, rule.results, strict=True)):
                 view = node, Access(result, tuple(tuple(own[f] for f in dim) for dim in dims), at)
                 view = node, replace(view[1], sums=(*sums, *extra), reduction=rule.reduction)
@@ -430,8 +441,11 @@ class _GraphBuilder:
                 if view[1].sums:
                     partial.add(result)
                 self._write(view, self.order.starts[at], op.times)
-                if result in self.stored:
+                if result in self.stored and (op.name not in RELAID or self._returns(result)):
                     draft.touched[tuple(itertools.chain(*view[1].dims))] += self.flow.values[result].nbytes
+
+    def _returns(self, value: int) -> bool:
+        return any(self.flow.ops[reader].name in RETURN for reader, _ in self.flow.readers[value])
 
     def _read_scalars(self) -> None:
         """One node that reads every scalar that is a partial sum, and is whole for those who need it whole."""
@@ -500,6 +514,8 @@ class _GraphBuilder:
                     draft.only,
                 )
             )
+        sums = {access.tensor for draft in self.drafts for access in draft.writes if access.sums} & kept
+        joined = count_joined(flow, sums)
         named = dict(zip(flow.arguments, (given.name for given in self.step.arguments), strict=True))
         tensors: list[Tensor] = []
         for value in self.tensors:
@@ -515,7 +531,7 @@ class _GraphBuilder:
             # What is fused into its readers, or lies in another's memory, takes none of its own.
             if value in self.aliases or (value not in stored and each.maker >= 0):
                 dies = born - 1
-            tensors.append(Tensor(name, each.shape, each.dtype, born, dies))
+            tensors.append(Tensor(name, each.shape, each.dtype, born, dies, joined.get(value, 1)))
         nodes = [
             replace(node, reuses=_pair_reuses(node, tensors)) if self.drafts[at].in_place else node
             for at, node in enumerate(nodes)
@@ -550,6 +566,25 @@ class _GraphBuilder:
         frames = read_frames(self.step.ops[at].location)
         kind = self.flow.ops[at].name.rpartition(".")[2]
         return f"{kind} {frames[0].file.rpartition('/')[2]}:{frames[0].line}" if frames else kind
+
+
+def count_joined(flow: StepFlow, sums: Collection[int]) -> dict[int, int]:
+    """Of those of some values that nothing is made of but by cheap operations, as of gradients, how many there are of a
+    dtype: their all-reduces do not wait for each other, and compilers make one of them."""
+    ends = set[int]()  # operations that are cheap, and so is all that follows
+    for at, op in sorted(flow.ops.items(), reverse=True):
+        readers = {reader for value in op.results for reader, _ in flow.readers[value]}
+        if op.inside < 0 and (op.name in RETURN or (op.name not in HEAVY and readers <= ends)):
+            ends.add(at)
+    last = [
+        value
+        for value in sums
+        if flow.values[value].maker >= 0
+        and flow.ops[flow.values[value].maker].inside < 0
+        and all(reader in ends for reader, _ in flow.readers[value])
+    ]
+    many = Counter(flow.values[value].dtype for value in last)
+    return {value: many[flow.values[value].dtype] for value in last}
 
 
 def list_splits_of_spec(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> tuple[Split, ...] | None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
@@ -43,8 +43,8 @@ _FUSED = _REPEATED | name_operations(
     for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "digamma", "erf", "erf_inv", "erfc",
                  "lgamma", "sinh", "square", "tan")
 )  # fmt: skip
-_RELAID = name_operations("reshape transpose")
-_FUSING = _FUSED | _RELAID | name_operations("reduce pad concatenate")
+RELAID = name_operations("reshape transpose")
+_FUSING = _FUSED | RELAID | name_operations("reduce pad concatenate")
 _TILE = re.compile(r"T\((\d+(?:,\d+)*)\)")
 _NUMBER = re.compile(r'op_name="[^"]*?#(\d+)')
 _RENAMING = ("bitcast", "copy", "transpose", "reshape", "convert", "get-tuple-element")
@@ -88,7 +88,7 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
     for at, op in sorted(flow.ops.items(), reverse=True):
         readers = {reader for value in op.results for reader, _ in flow.readers[value]}
         last = all(each in ready or flow.ops[each].name in RETURN for each in readers)
-        if last and op.inside < 0 and op.operands and op.name in _FUSED | _RELAID:
+        if last and op.inside < 0 and op.operands and op.name in _FUSED | RELAID:
             ready[at] = -1
     updates: dict[int, list[int]] = {}
     for at in sorted(ready):
@@ -148,7 +148,7 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
         # Each product is a kernel of its own; what else can run at the same moment is one.
         makers = [flow.values[end].maker for end in fused if end >= 0]
         several = len({(moments[at], at >= 0 and flow.ops[at].name in PRODUCTS and at) for at in makers}) > 1
-        if name in _RELAID:  # What it is made of is stored for those who read it, but for what leaves a region.
+        if name in RELAID:  # What it is made of is stored for those who read it, but for what leaves a region.
             leaves = any(flow.ops[reader].name in RETURN for reader, _ in flow.readers[value])
         elif -1 in fused or maker not in elementwise:
             leaves = True
@@ -167,10 +167,32 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
     return frozenset(stored)
 
 
+def list_kernels(
+    flow: StepFlow, stored: frozenset[int], clusters: Iterable[Sequence[int]]
+) -> dict[int, frozenset[int]]:
+    """The kernels that each operation of some clusters is part of, by what they store; on a TPU one has all of a
+    cluster that can run at the same moment. What is fused into another cluster's operations is in none: it is read
+    there.
+    """
+    elementwise = _list_elementwise(flow)
+    moments = _find_sources(flow, elementwise)[1]
+    kernels: dict[int, frozenset[int]] = {}
+    for ops in clusters:
+        for at in sorted(ops, reverse=True):
+            found = set[int]()
+            for result in flow.ops[at].results:
+                if result in stored or at not in elementwise:
+                    found.add(moments[at] if flow.platform == "tpu" else result)
+                else:
+                    found.update(*(kernels[reader] for reader, _ in flow.readers[result] if reader in ops))
+            kernels[at] = frozenset(found)
+    return kernels
+
+
 def _list_elementwise(flow: StepFlow) -> frozenset[int]:
     """The operations that XLA fuses into others, or others into them. For TPUs a scatter of one element a row, as of a
     cross entropy's gradient, is one: it compares each place with the row's index."""
-    found = {at for at, op in flow.ops.items() if op.name in _FUSED | _RELAID}
+    found = {at for at, op in flow.ops.items() if op.name in _FUSED | RELAID}
     for at, op in flow.ops.items():
         if flow.platform == "tpu" and op.name == "stablehlo.scatter" and len(op.operands) == 3:
             into, _, updates = (flow.values[operand] for operand in op.operands)
@@ -363,7 +385,7 @@ def _number_instructions(flow: StepFlow, module: Module) -> dict[tuple[str, str]
                 callers[instruction.called[0]] = inside, instruction
             found = _NUMBER.search(instruction.metadata or "")
             number = -1 if found is None else int(found[1])
-            if number in flow.ops and instruction.opcode in _RENAMING and flow.ops[number].name not in _RELAID:
+            if number in flow.ops and instruction.opcode in _RENAMING and flow.ops[number].name not in RELAID:
                 renamed.append((number, inside, instruction))
             elif number in flow.ops:
                 numbers[inside.name, instruction.name] = number

@@ -34,7 +34,7 @@ from reshard.types.layout import Layout
 @dataclass(frozen=True)
 class PlacedMove:
     """A move of an assignment: of which tensor, for which reads (a node, and the number of its read), how often, and
-    from which position to which its copy lives; `kept` unless a read makes it anew."""
+    from which position to which its copy lives; `kept` unless a read makes it anew, `joined` as its tensor is."""
 
     tensor: int
     source: Layout
@@ -44,6 +44,12 @@ class PlacedMove:
     at: int
     until: int
     kept: bool = True
+    joined: int = 1
+
+    @property
+    def ends(self) -> tuple[Layout, Layout, int]:
+        """What its price depends on."""
+        return self.source, self.target, self.joined
 
 
 class TensorUse(NamedTuple):
@@ -95,6 +101,7 @@ def list_placed_moves(
         if use is None:
             continue
         writer, _, write = use.write
+        joined = problem.tensors[number].joined
         source = access_layout(problem, problem.nodes[writer], write, splits[writer])
         shared: defaultdict[Layout, list[tuple[int, int, Access]]] = defaultdict(list)
         for node, index, access in use.reads:
@@ -105,7 +112,7 @@ def list_placed_moves(
             # Anew inside a loop, it moves in every trip; kept, as often as the tensor is written.
             if (node, index) in apart and use.asks_what_to_keep:
                 who = ((node, index),)
-                moves.append(PlacedMove(number, source, target, who, access.times, access.at, access.at, kept=False))
+                moves.append(PlacedMove(number, source, target, who, access.times, access.at, access.at, False, joined))
             else:
                 shared[target].append((node, index, access))
         for target, reads in shared.items():
@@ -114,7 +121,7 @@ def list_placed_moves(
             at = problem.tensors[number].born if early else min(access.first for *_, access in reads)
             until = max(access.last for *_, access in reads)
             who = tuple((node, index) for node, index, _ in reads)
-            moves.append(PlacedMove(number, source, target, who, write.times, at, until))
+            moves.append(PlacedMove(number, source, target, who, write.times, at, until, joined=joined))
     return tuple(moves)
 
 
@@ -213,7 +220,7 @@ def assess_splits(
     anew = frozenset(anew)
     # One move after the other: at a position, only one of them needs more than the tiles that live there.
     moves = list_placed_moves(problem, splits, anew)
-    priced = prices.price_pairs([(move.source, move.target) for move in moves])
+    priced = prices.price_pairs(move.ends for move in moves)
     move_seconds = sum(move.times * price.seconds for move, price in zip(moves, priced, strict=True))
     received = sum(move.times * price.received_bytes for move, price in zip(moves, priced, strict=True))
     work = sum(time_node(problem, node, split, speed) for node, split in zip(problem.nodes, splits, strict=True))

@@ -79,6 +79,8 @@ class ChoiceTables:
     tile_bytes: np.ndarray
     seconds: dict[tuple[int, int], float]
     prices: MovePrices
+    ends: tuple[tuple[Layout, int], ...]
+    """Each layout with how many tensors sums in it are joined with."""
 
     def beside(self, pair: tuple[int, int]) -> int:
         """Bytes that a move needs while it runs, beside source and target: few moves are asked for it."""
@@ -90,17 +92,18 @@ class ChoiceTables:
 def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -> ChoiceTables:
     """The tables of a problem. Raises `PlanError` for nodes without any split that all who are tied have in common."""
     groups, group_of = _group_nodes(problem, speed)
-    numbers: dict[Layout, int] = {}
+    numbers: dict[tuple[Layout, int], int] = {}
     known: dict[object, np.ndarray] = {}
 
     def number_layouts(number: int, access: Access) -> np.ndarray:
         # Repeated layers read alike: one table serves all whose factors are as large.
         node, tensor = problem.nodes[number], problem.tensors[access.tensor]
         group = group_of[number]
-        alike = (group, tensor.shape, tensor.dtype, node.sizes, access.dims, access.sums, access.reduction)
+        alike = (group, tensor.shape, tensor.dtype, tensor.joined, node.sizes, access.dims, access.sums, access.reduction)
         if alike not in known:
-            listed = [access_layout(problem, node, access, split) for split in groups[group].splits]
-            known[alike] = np.array([numbers.setdefault(layout, len(numbers)) for layout in listed], np.int64)
+            layouts = (access_layout(problem, node, access, split) for split in groups[group].splits)
+            listed = [end_of_move(layout, tensor.joined) for layout in layouts]
+            known[alike] = np.array([numbers.setdefault(end, len(numbers)) for end in listed], np.int64)
         return known[alike]
 
     uses = tuple(list_uses(problem))
@@ -128,16 +131,22 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
         TensorFlow(tuple(merged[alike]), flow.group, flow.layouts, flow.times, flow.kept_by_program, flow.readers)
         for alike, flow in flows.items()
     )
-    listed = tuple(numbers)
-    seconds = _time_moves(joined, listed, prices, ALIKE_FROM)
+    ends = tuple(numbers)
+    seconds = _time_moves(joined, ends, prices, ALIKE_FROM)
     if seconds is None:
-        seconds = _estimate_moves(joined, listed, prices)
+        seconds = _estimate_moves(joined, ends, prices)
+    listed = tuple(layout for layout, _ in ends)
     tile_bytes = np.array([layout.tile_bytes for layout in listed], np.int64)
-    return ChoiceTables(groups, group_of, joined, uses, listed, tile_bytes, seconds, prices)
+    return ChoiceTables(groups, group_of, joined, uses, listed, tile_bytes, seconds, prices, ends)
+
+
+def end_of_move(layout: Layout, joined: int) -> tuple[Layout, int]:
+    """A layout of a tensor with what its price depends on besides: only sums are joined."""
+    return layout, joined if layout.partial else 1
 
 
 def _time_moves(
-    flows: Sequence[TensorFlow], layouts: Sequence[Layout], prices: MovePrices, exact: int
+    flows: Sequence[TensorFlow], ends: Sequence[tuple[Layout, int]], prices: MovePrices, exact: int
 ) -> dict[tuple[int, int], float] | None:
     """The seconds of each move that a flow may need; None if these are more than `exact`."""
     pairs: dict[tuple[int, int], None] = {}
@@ -146,25 +155,31 @@ def _time_moves(
             pairs.update(dict.fromkeys(list_layout_pairs(flow, reader)))
             if len(pairs) > exact:
                 return None
-    priced = prices.price_pairs([(layouts[source], layouts[target]) for source, target in pairs])
+    priced = prices.price_pairs((ends[a][0], ends[b][0], ends[a][1]) for a, b in pairs)
     return {pair: price.seconds for pair, price in zip(pairs, priced, strict=True)}
 
 
 def _estimate_moves(
-    flows: Sequence[TensorFlow], layouts: Sequence[Layout], prices: MovePrices
+    flows: Sequence[TensorFlow], ends: Sequence[tuple[Layout, int]], prices: MovePrices
 ) -> dict[tuple[int, int], float]:
     """Roughly the seconds of each move: programs on three axes have half a million, in a few dozen tables."""
 
     def list_distinct(numbers: np.ndarray) -> tuple[int, ...]:
         return tuple(dict.fromkeys(numbers.tolist()))
 
-    ends = {(list_distinct(flow.layouts), list_distinct(read.layouts)): None for flow in flows for read in flow.readers}
+    tables = {
+        (list_distinct(flow.layouts), list_distinct(each.layouts)): None for flow in flows for each in flow.readers
+    }
     found: dict[tuple[int, int], float] = {}
-    for sources, targets in ends:
-        table = prices.estimate_seconds([layouts[a] for a in sources], [layouts[b] for b in targets])
+    for sources, targets in tables:
+        table = prices.estimate_seconds([ends[a][0] for a in sources], [ends[b][0] for b in targets])
         rows: list[list[float]] = table.tolist()
         for source, row in zip(sources, rows, strict=True):
-            found |= {(source, target): seconds for target, seconds in zip(targets, row, strict=True)}
+            (before, joined), afters = ends[source], [ends[target][0] for target in targets]
+            if joined > 1:
+                saved = [prices.count_joined(before, after, joined) for after in afters]
+                row = [seconds - less for seconds, less in zip(row, saved, strict=True)]
+            found |= dict(zip(((source, target) for target in targets), row, strict=True))
     return found
 
 
@@ -189,7 +204,7 @@ def restrict_splits(tables: ChoiceTables, kept: Sequence[np.ndarray]) -> ChoiceT
         for flow in tables.flows
     )
     # What was estimated among all is counted among few.
-    seconds = _time_moves(flows, tables.layouts, tables.prices, COUNTED_PAIRS) or tables.seconds
+    seconds = _time_moves(flows, tables.ends, tables.prices, COUNTED_PAIRS) or tables.seconds
     return replace(tables, groups=groups, flows=flows, seconds=seconds)
 
 

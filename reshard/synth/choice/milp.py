@@ -23,7 +23,7 @@ import numpy as np
 from reshard.errors import BudgetError, PlanError
 from reshard.synth.choice.assess import assess_splits, is_made_early, list_placed_moves, measure_memory
 from reshard.synth.choice.device_speed import DeviceSpeed
-from reshard.synth.choice.flows import restrict_splits, tabulate_problem
+from reshard.synth.choice.flows import end_of_move, restrict_splits, tabulate_problem
 from reshard.synth.choice.label_bounds import LabelBounds
 from reshard.synth.choice.layout_model import LayoutModel, MemoryRow, scale_seconds
 from reshard.synth.choice.linear_program import Solution
@@ -392,7 +392,7 @@ class SplitSearch:
         group_of = self.tables.group_of
         while True:
             moves = list_placed_moves(self.problem, splits, apart)
-            priced = self.prices.price_pairs([(move.source, move.target) for move in moves])
+            priced = self.prices.price_pairs(move.ends for move in moves)
             chosen = self.offer(splits, apart)
             if budget is None or chosen.peak_bytes <= budget:
                 return chosen
@@ -460,9 +460,9 @@ class SplitSearch:
         """Adds rows for the positions where an assignment exceeds a budget most, which are returned; a row that it
         should have kept, more strictly."""
         moves = list_placed_moves(self.problem, chosen.splits, chosen.anew)
-        priced = self.prices.price_pairs([(move.source, move.target) for move in moves])
+        priced = self.prices.price_pairs(move.ends for move in moves)
         live, beside = measure_memory(self.problem, chosen.splits, moves, priced)
-        numbers = {layout: number for number, layout in enumerate(self.tables.layouts)}
+        numbers = {each: number for number, each in enumerate(self.tables.ends)}
         worst: dict[int, tuple[int, MemoryRow]] = {
             int(position): (int(live[position]), MemoryRow(int(position))) for position in np.flatnonzero(live > budget)
         }
@@ -473,7 +473,7 @@ class SplitSearch:
             use = self.tables.uses[move.tensor]
             assert use is not None  # what moves was written
             if move.kept and is_made_early(use, move.source, move.target):
-                row = MemoryRow(move.at, move.tensor, "early", numbers[move.target])
+                row = MemoryRow(move.at, move.tensor, "early", numbers[end_of_move(move.target, move.joined)])
             else:
                 which = min(i for i, (node, index, _) in enumerate(use.reads) if (node, index) in move.reads)
                 anew = not move.kept and use.reads[which][2].first != move.at

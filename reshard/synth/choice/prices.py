@@ -27,6 +27,7 @@ import numpy as np
 from reshard.errors import PlanError, quoted
 from reshard.geometry.refine import Refinement, refine
 from reshard.plans.plan import Plan, chain
+from reshard.plans.step import Step
 from reshard.synth import cost
 from reshard.synth.network import Network
 from reshard.synth.options import PlanOptions
@@ -102,22 +103,34 @@ class MovePrices:
         self._alike = {name: names for names in links.list_alike(mesh) for name in names}
         self._wires = [links.for_sizes(low * (1 + 1e-9), high) for low, high in pairwise(self._edges)]
 
-    def price(self, source: Layout, target: Layout) -> MovePrice:
-        """The price of one move; of none, if source and target are equal, its memory alone."""
+    def price(self, source: Layout, target: Layout, joined: int = 1) -> MovePrice:
+        """The price of one move; of none, if source and target are equal, its memory alone. An all-reduce that is
+        `joined` with others pays its part of what one of them waits."""
         known = self._prices.get((source, target))
         if known is None:
             known = self._price_form(*self._widen(source, target))
             if source != target and not known.received_bytes:
                 known = replace(known, seconds=known.seconds + self._time_copy(target))
             self._prices[source, target] = known
-        return known
+        saved = self.count_joined(source, target, joined)
+        return replace(known, seconds=known.seconds - saved) if saved else known
+
+    def count_joined(self, source: Layout, target: Layout, joined: int) -> float:
+        """The seconds that an all-reduce does not wait, since it is one with others; 0 for another move."""
+        if joined < 2 or not source.partial or target.partial or source.dims != target.dims:
+            return 0.0
+        return (1 - 1 / joined) * self.price(replace(source, dims=()), replace(target, dims=())).seconds
 
     def _time_copy(self, target: Layout) -> float:
         return 2 * target.tile_bytes / self._copy_rate
 
-    def price_pairs(self, pairs: Iterable[tuple[Layout, Layout]]) -> list[MovePrice]:
+    def _time_packing(self, packed: int) -> float:
+        """A TPU packs in two passes, into the order of the blocks and into tiles of 8 x 128 elements."""
+        return 4 * packed / self._copy_rate if self._strided else 0.0
+
+    def price_pairs(self, pairs: Iterable[tuple[Layout, Layout] | tuple[Layout, Layout, int]]) -> list[MovePrice]:
         """The price of each move, in their order."""
-        return [self.price(source, target) for source, target in pairs]
+        return [self.price(*pair) for pair in pairs]
 
     def estimate_seconds(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
         """Roughly the seconds of the move from each source to each target, all of one array.
@@ -196,7 +209,7 @@ class MovePrices:
         price = None if known is None else known[0].price(known[1], nbytes)
         if price is None:
             return self.price(source, target).seconds
-        return price[0] if price[1] else price[0] + self._time_copy(target)
+        return price[0] + self._time_packing(price[2]) + (0.0 if price[1] else self._time_copy(target))
 
     def plan(self, source: Layout, target: Layout) -> Plan:
         """The plan that the price of a move is of."""
@@ -204,12 +217,9 @@ class MovePrices:
 
     def _count_peak(self, plan: Plan) -> int:
         """The bytes that a plan holds at most where it may gather and scatter without packing."""
-        most = 0
-        for step in plan.steps:
-            ends = zip(step.operand.dims, step.result.dims, strict=True)
-            packs = step.kind not in ("all_gather", "reduce_scatter") or sum(a != b for a, b in ends) > 1
-            most = max(most, step.live_bytes - (0 if packs or not self._strided else step.cost.scratch))
-        return most or plan.peak_bytes
+        packed = (0 if self._strided and not _packs_along_dims(step) else step.cost.scratch for step in plan.steps)
+        lives = (s.live_bytes - s.cost.scratch + more for s, more in zip(plan.steps, packed, strict=True))
+        return max(lives, default=0) or plan.peak_bytes
 
     def _price_form(self, source: Layout, target: Layout) -> MovePrice:
         elements, bits = math.prod(source.shape), dtypes.bits(source.dtype)
@@ -224,9 +234,12 @@ class MovePrices:
                 dims = _list_form_dims(refinement, self.mesh.size)
                 price = self._find_form(*named, dims, nbytes).price(dims, nbytes)
                 if price is not None:
-                    return MovePrice(*price, lambda: self._count_peak(self.plan(source, target)))
+                    seconds, received, packed = price
+                seconds += self._time_packing(packed)
+                return MovePrice(seconds, received, lambda: self._count_peak(self.plan(source, target)))
         plan = self.plan(source, target)
-        return MovePrice(plan.seconds or 0.0, plan.received_bytes, self._count_peak(plan))
+        seconds = (plan.seconds or 0.0) + self._time_packing(_count_packed(plan))
+        return MovePrice(seconds, plan.received_bytes, self._count_peak(plan))
 
     def _find_form(self, source: Layout, target: Layout, dims: Sequence[_FormDim], nbytes: int) -> _Form:
         """The form of a move, studied now if it is new; only the operations of sums tell dtypes apart."""
@@ -269,6 +282,17 @@ class MovePrices:
             return replace(layout, dims=tuple(dims), partial=tuple(map(follow, layout.partial)))
 
         return rename(source), rename(target)
+
+
+def _packs_along_dims(step: Step) -> bool:
+    """Whether a step packs even where it gathers and scatters along any one dim."""
+    ends = zip(step.operand.dims, step.result.dims, strict=True)
+    return step.kind not in ("all_gather", "reduce_scatter") or sum(a != b for a, b in ends) > 1
+
+
+def _count_packed(plan: Plan) -> int:
+    """The bytes that the steps of a plan pack, other than along one dim."""
+    return sum(step.cost.scratch for step in plan.steps if _packs_along_dims(step))
 
 
 class _FormDim(NamedTuple):
@@ -318,8 +342,8 @@ class _Form:
             self._cuts.append([tuple(math.lcm(*each) for each in zip(*every, strict=True)) for every in cuts])
         self._chosen: dict[tuple[int, ...], Plan] = {}
 
-    def price(self, dims: Sequence[_FormDim], nbytes: int) -> tuple[float, int] | None:
-        """Seconds and received bytes of an array of so many bytes; None if the fastest routes cut what it has not."""
+    def price(self, dims: Sequence[_FormDim], nbytes: int) -> tuple[float, int, int] | None:
+        """Seconds, received and packed bytes of an array of so many bytes; None if the fastest routes cut what it has not."""
         scale = nbytes / self._bytes
         seconds = [sum(time.at(scale) for time in times) for times in self._times]
         least = min(seconds)
@@ -338,7 +362,8 @@ class _Form:
         if fastest not in self._chosen:
             ends = self._pair.source, self._pair.target
             self._chosen[fastest] = choose_plan([chain(*ends, self._routes[at]) for at in fastest], 0.0)
-        return least, self._chosen[fastest].received_bytes * nbytes // self._bytes
+        plan = self._chosen[fastest]
+        return least, plan.received_bytes * nbytes // self._bytes, _count_packed(plan) * nbytes // self._bytes
 
 
 def _list_digit_cuts(laid: Dim, dim: _FormDim) -> list[int]:

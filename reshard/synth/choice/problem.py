@@ -33,7 +33,8 @@ class Tensor:
     """A value that some node writes: its shape and dtype, and from which position of the program to which it is live.
 
     Positions number the operations of the program in order, those inside loops included. A tensor that is made outside
-    a loop and read inside is live until the loop ends; what a loop carries is live throughout.
+    a loop and read inside is live until the loop ends; what a loop carries is live throughout. `joined` says for how
+    many tensors, this one among them, one all-reduce would be enough: compilers combine those of all gradients.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Tensor:
     dtype: str
     born: int
     dies: int
+    joined: int = 1
 
 
 @dataclass(frozen=True)
