@@ -25,9 +25,11 @@ INFINITE = math.inf
 
 
 @cache
-def price_pair(seed, source, target):
-    """A price made up for two placements: (elements of each device, sums). Some are free, some impossible."""
-    rng = random.Random(zlib.crc32(repr((seed, source, target)).encode()))
+def price_pair(seed, source, target, joined=1):
+    """A price made up for two placements: (elements of each device, sums). Some are free, some impossible. Of sums
+    alone it depends on how many are joined."""
+    key = (seed, source, target) if joined == 1 or source[1] is None else (seed, source, target, joined)
+    rng = random.Random(zlib.crc32(repr(key).encode()))
     seconds = rng.choice([0.0, rng.uniform(1, 2), rng.uniform(1, 10), rng.uniform(1, 10)])
     if rng.random() < 0.03:
         seconds = INFINITE
@@ -44,7 +46,7 @@ class TablePrices:
     known: dict[Layout, tuple] = field(default_factory=dict)
 
     def price_pairs(self, pairs):
-        return [price_pair(self.seed, self._place(source), self._place(target)) for source, target in pairs]
+        return [price_pair(self.seed, self._place(one), self._place(other), *joined) for one, other, *joined in pairs]
 
     def _place(self, layout):
         if layout not in self.known:
@@ -166,7 +168,7 @@ class Enumeration:
                 if there == home:
                     until = max(until, end)
                 elif (node, index) in anew and (len(reads) > 1 or access.held):
-                    price = price_pair(self.seed, home, there)
+                    price = price_pair(self.seed, home, there, about.joined)
                     seconds += price.seconds * access.times
                     lives.append((access.at, access.at, tile_bytes(there)))
                     runs.append((access.at, price.peak_bytes - tile_bytes(home) - tile_bytes(there)))
@@ -175,7 +177,7 @@ class Enumeration:
                     begin = access.held[0] if access.held else access.at
                     groups.setdefault(there, []).append((begin, end))
             for there, spans in groups.items():
-                price = price_pair(self.seed, home, there)
+                price = price_pair(self.seed, home, there, about.joined)
                 seconds += price.seconds * write.times
                 begin = min(first for first, _ in spans)
                 if tile_bytes(there) < tile_bytes(home) and not stays:

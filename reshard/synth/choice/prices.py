@@ -235,8 +235,8 @@ class MovePrices:
                 price = self._find_form(*named, dims, nbytes).price(dims, nbytes)
                 if price is not None:
                     seconds, received, packed = price
-                seconds += self._time_packing(packed)
-                return MovePrice(seconds, received, lambda: self._count_peak(self.plan(source, target)))
+                    seconds += self._time_packing(packed)
+                    return MovePrice(seconds, received, lambda: self._count_peak(self.plan(source, target)))
         plan = self.plan(source, target)
         seconds = (plan.seconds or 0.0) + self._time_packing(_count_packed(plan))
         return MovePrice(seconds, plan.received_bytes, self._count_peak(plan))
@@ -343,7 +343,8 @@ class _Form:
         self._chosen: dict[tuple[int, ...], Plan] = {}
 
     def price(self, dims: Sequence[_FormDim], nbytes: int) -> tuple[float, int, int] | None:
-        """Seconds, received and packed bytes of an array of so many bytes; None if the fastest routes cut what it has not."""
+        """Seconds, received and packed bytes of an array of so many bytes; None if the fastest routes cut what it has
+        not."""
         scale = nbytes / self._bytes
         seconds = [sum(time.at(scale) for time in times) for times in self._times]
         least = min(seconds)
