@@ -26,13 +26,14 @@ INFINITE = math.inf
 
 @cache
 def price_pair(seed, source, target, joined=1):
-    """A price made up for two placements: (elements of each device, sums). Some are free, some impossible. Of sums
-    alone it depends on how many are joined."""
-    key = (seed, source, target) if joined == 1 or source[1] is None else (seed, source, target, joined)
-    rng = random.Random(zlib.crc32(repr(key).encode()))
+    """A price made up for two placements: (elements of each device, sums). Some are free, some impossible. Sums
+    that are joined with others take less time."""
+    rng = random.Random(zlib.crc32(repr((seed, source, target)).encode()))
     seconds = rng.choice([0.0, rng.uniform(1, 2), rng.uniform(1, 10), rng.uniform(1, 10)])
     if rng.random() < 0.03:
         seconds = INFINITE
+    if source[1] is not None:
+        seconds /= joined
     size = sum(4 * math.prod(map(len, placed[0][0])) for placed in (source, target))
     return MovePrice(seconds, rng.randrange(100), size + rng.choice([0, 0, rng.randrange(200)]))
 

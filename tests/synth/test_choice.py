@@ -36,10 +36,10 @@ def enumerate_case(seed, most=1500, joined=1):
 SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed < 22 else pytest.mark.sweep) for seed in range(12, 40)]
 
 
-# 118 and 145 have partial sums that move.
-@pytest.mark.parametrize("seed", [*range(1, 7), *range(8, 12), 118, 145, *SEEDS])
+# 127 and 130 have partial sums that move.
+@pytest.mark.parametrize("seed", [*range(1, 7), *range(8, 12), 127, 130, *SEEDS])
 def test_every_figure_and_the_best_choice_are_those_of_enumeration(seed):
-    rng, problem, every = enumerate_case(seed, joined=2)
+    rng, problem, every = enumerate_case(seed, joined=9)
     prices = TablePrices(problem.mesh, seed)
     for seconds, peak, splits, anew in rng.sample(every.found, min(10, len(every.found))):
         assessed = assess_splits(problem, splits, anew, prices, SPEED)

@@ -148,3 +148,32 @@ def test_what_receives_nothing_is_a_copy():
     estimates = prices.estimate_seconds([whole, rows], [rows, columns])
     exact = [[prices.price(source, target).seconds for target in (rows, columns)] for source in (whole, rows)]
     assert estimates.tolist() == exact
+
+
+def test_joined_sums_share_what_one_of_them_waits():
+    mesh = rs.Mesh(x=4, y=2)
+    network = rs.Network.of({"x": (1e-3, 1e9), "y": (1e-3, 1e9)})
+    prices = MovePrices(mesh, network)
+    total, whole, rows = (
+        rs.Layout.parse(text, mesh) for text in ("f32[64, 64] + sum{x,y}", "f32[64, 64]", "f32[{x}16, {y}32]")
+    )
+    # Nothing is sent of one number: what an all-reduce of it takes, all of them wait for together.
+    one, none = (rs.Layout.parse(text, mesh) for text in ("f32[1] + sum{x,y}", "f32[1]"))
+    waits = rs.plan(one, none, network=network).seconds
+    alone = prices.price(total, whole).seconds
+    assert alone - prices.price(total, whole, 4).seconds == pytest.approx(0.75 * waits, rel=1e-3)
+    assert prices.price(total, rows, 4).seconds == prices.price(total, rows).seconds
+    assert prices.price(rows, whole, 4).seconds == prices.price(rows, whole).seconds
+
+
+def test_strided_devices_pack_in_two_passes_what_they_gather_along_two_dims():
+    mesh = rs.Mesh(x=4, y=2)
+    rate = 1e6
+    whole, rows, corners = (
+        rs.Layout.parse(text, mesh) for text in ("f32[64, 64]", "f32[{x}16, 64]", "f32[{y}32, {x}16]")
+    )
+    prices = MovePrices(mesh, "tpu-v5p", strided=True, copy_rate=rate)
+    for source, target, packed in ((rows, whole, 0), (corners, whole, whole.tile_bytes)):
+        seconds = rs.plan(source, target, network="tpu-v5p").seconds
+        assert prices.price(source, target).seconds == pytest.approx(seconds + 4 * packed / rate)
+        assert prices.estimate_seconds([source], [target])[0, 0] == pytest.approx(seconds + 4 * packed / rate)
