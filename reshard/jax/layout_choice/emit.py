@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reshard.errors import MeshError, ProgramError, quoted
@@ -179,7 +179,8 @@ class _Emitter:
         # A loop's operands lie as what it carries does.
         if op.name == WHILE:
             layouts = OpLayouts(layouts.results, layouts.results, layouts.anew)
-        tiles = self.read_operands(op, layouts, scope)
+        turned = self.turn_sum(op, layouts, scope)
+        tiles = self.read_operands(op, layouts, scope) if turned is None else []
         types = [_tile_type(each.type, layout) for each, layout in zip(op.results, layouts.results, strict=True)]
         if op.name in (WHILE, *BRANCHES):
             # Shardings among the attributes would be of whole arrays.
@@ -205,6 +206,8 @@ class _Emitter:
                 self.emit_block(block, inner, returned, "stablehlo.return")
             scope.inside = outer
             values: Sequence[Value] = list(made.results)
+        elif turned is not None:
+            values = [turned]
         elif op.name in _SAME:
             # Its layout is the constraint: it was kept when the operand was read.
             values = tiles
@@ -221,6 +224,23 @@ class _Emitter:
         made_of = [each for each in op.operands if each in self.written]
         same = scope.varying is not None and op.name not in BRANCHES and all(self.written[v].same for v in made_of)
         self.write(op.results, values, layouts.results, scope, [same] * len(layouts.results))
+
+    def turn_sum(self, op: Operation, layouts: OpLayouts, scope: _Scope) -> Value | None:
+        """The result of a transpose that alone reads a sum, which is finished after it; None for another operation.
+
+        Compilers make one product of a product and its transpose, as gradients of weights are written, if nothing is
+        between them. Otherwise a TPU keeps the sum as it was, and copies all that meets it into that order.
+        """
+        known = self.written.get(op.operands[0]) if op.name == "stablehlo.transpose" else None
+        if known is None or known.scope is not scope or known.layout == layouts.operands[0]:
+            return None
+        if not known.layout.partial or len(list(op.operands[0].uses)) > 1:
+            return None
+        order = list[int](op.attributes["permutation"])
+        turned = replace(known.layout, dims=tuple(known.layout.dims[dim] for dim in order))
+        with scope.insert():
+            (tile,) = localize_op(op, [known.tile], [known.layout], [turned], self.prices.mesh)
+            return self.move(tile, turned, layouts.results[0])
 
     def read_operands(self, op: Operation, layouts: OpLayouts, scope: _Scope) -> list[Value]:
         """The tiles of an operation's operands in the layouts in which it reads them."""
