@@ -22,7 +22,7 @@ from reshard.jax.layout_choice.wrap_module import wrap_module
 from reshard.jax.program_report import compile_module, devices_for
 from reshard.jax.stablehlo_pass.shardy import read_dtype
 from reshard.jax.xla_pass.fragments import print_module
-from reshard.lower.to_stablehlo import ir
+from reshard.lower.to_stablehlo import ir, list_operations
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.synth.choice.prices import MovePrices
 from reshard.synth.choice.problem import Access, Node, Problem, Tensor, access_layout
@@ -211,6 +211,32 @@ def test_compilers_of_tpus_share_and_hoist_nothing():
     devices = devices_for(8, "tpu", "v5p:2x2x2")
     counts = [count_gathers(anew, scan=scan, devices=devices) for anew in (False, True) for scan in (False, True)]
     assert counts == [1, 5, 3, 15]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_sum_that_a_transpose_alone_reads_is_made_after_it(alone: bool):
+    """As of a gradient of weights: libtpu would keep what is added up transposed, and copy what meets it."""
+
+    def multiply(x: Any, g: Any) -> Any:
+        made = jax.lax.dot_general(g, x, (((0,), (0,)), ((), ())))
+        return made.T if alone else (made.T, made)
+
+    rng = np.random.default_rng(0)
+    args = rng.normal(size=(64, 16)).astype("f"), rng.normal(size=(64, 8)).astype("f")
+    step = trace_step(multiply, shapes_of(args))
+    texts = ("[{x}{y}8, 16]", "[{x}{y}8, 8]", "[8, 16] + sum{x}{y}", "[8, 16]", "[16, 8]")
+    x, g, partial, whole, turned = (rs.Layout.parse(f"f32{text}", MESH) for text in texts)
+    ways = {
+        "stablehlo.dot_general": OpLayouts((g, x), (partial,)),
+        "stablehlo.transpose": OpLayouts((whole,), (turned,)),
+    }
+    operations = {at: ways[op.name] for at, op in enumerate(step.ops) if op.name in ways}
+    results = (turned,) if alone else (turned, whole)
+    module = emit_step(step, StepLayouts((x, g), results, operations), MovePrices(MESH, "tpu-v5p"))
+    sums = [op for op in list_operations(module.operation) if op.name == "stablehlo.all_reduce"]
+    made_by = "stablehlo.transpose" if alone else "stablehlo.dot_general"
+    assert [one.operands[0].owner.name for one in sums] == [made_by]
+    assert_same(multiply, wrap_module(module, step, jax_mesh())(*args), args)
 
 
 def test_shard_maps_and_constraints_of_the_step_are_emitted():
