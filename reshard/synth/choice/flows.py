@@ -99,7 +99,8 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
         # Repeated layers read alike: one table serves all whose factors are as large.
         node, tensor = problem.nodes[number], problem.tensors[access.tensor]
         group = group_of[number]
-        alike = (group, tensor.shape, tensor.dtype, tensor.joined, node.sizes, access.dims, access.sums, access.reduction)
+        told = tensor.shape, tensor.dtype, tensor.joined
+        alike = (group, told, node.sizes, access.dims, access.sums, access.reduction)
         if alike not in known:
             layouts = (access_layout(problem, node, access, split) for split in groups[group].splits)
             listed = [end_of_move(layout, tensor.joined) for layout in layouts]

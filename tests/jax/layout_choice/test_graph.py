@@ -199,6 +199,34 @@ def test_what_is_given_stays_and_the_rest_is_free():
     assert graph.results[:3] and all(nodes[name].reads for name in ("params/b1", "params/w1", "params/w2"))
 
 
+@pytest.mark.parametrize(("platform", "touched"), [("cpu", 8), ("tpu", 4)])
+def test_a_kernel_reads_an_array_once(platform: str, touched: int):
+    """A TPU computes all of a cluster that can run at once in one kernel, a CPU what is stored one by one: half of `g`,
+    and each result of `w` and that."""
+
+    def descend(w: Any, g: Any) -> Any:
+        half = g / 2
+        return w - half * jnp.sin(half), w * half
+
+    step = trace_step(descend, [floats(64, 16)] * 2, platform=platform)
+    nodes = build_graph(step, read_op_rules(step), MESH).problem.nodes
+    assert [node.touched for node in nodes if node.flops] == [(((0, 1), touched * 64 * 16 * 4),)]
+
+
+def test_sums_that_nothing_but_cheap_operations_are_made_of_are_joined():
+    def descend(ws: list[Any], x: Any) -> Any:
+        slopes = jax.grad(lambda ws: jnp.sum((jnp.tanh(x @ ws[0]) @ ws[1]) ** 2))(ws)
+        return [w - 0.1 * slope for w, slope in zip(ws, slopes, strict=True)]
+
+    step = trace_step(descend, [[floats(16, 32), floats(32, 8)], floats(64, 16)])
+    graph = build_graph(step, read_op_rules(step), MESH)
+    products = [each for each in graph.problem.tensors if each.name.startswith("dot_general")]
+    # Gradients of weights are added up at the end; what layers make, where it is needed.
+    assert {(each.shape, each.joined) for each in products} == {
+        ((64, 32), 1), ((64, 8), 1), ((8, 32), 2), ((32, 16), 2)
+    }  # fmt: skip
+
+
 def test_trips_multiply_and_unknown_ones_are_named():
     def loops(x: Any, n: Any) -> Any:
         def outer(x: Any, _: Any) -> Any:
