@@ -58,7 +58,7 @@ def main() -> int:
             shape, dtype = rng.choice(SHAPES), rng.choice(("f32", "bf16"))
             pairs[draw_layout(rng, mesh, shape, dtype, 0.15), draw_layout(rng, mesh, shape, dtype, 0.02)] = None
         prices, start = MovePrices(mesh, options.network), time.process_time()
-        found = prices.price_pairs(pairs)
+        found = prices.price_pairs((*pair, 1) for pair in pairs)
         took, start = time.process_time() - start, time.process_time()
         wrong = 0
         for at in rng.sample(range(len(pairs)), min(options.check, len(pairs))):

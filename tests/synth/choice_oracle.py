@@ -47,7 +47,7 @@ class TablePrices:
     known: dict[Layout, tuple] = field(default_factory=dict)
 
     def price_pairs(self, pairs):
-        return [price_pair(self.seed, self._place(one), self._place(other), *joined) for one, other, *joined in pairs]
+        return [price_pair(self.seed, self._place(one), self._place(other), joined) for one, other, joined in pairs]
 
     def _place(self, layout):
         if layout not in self.known:

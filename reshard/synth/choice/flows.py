@@ -85,7 +85,7 @@ class ChoiceTables:
     def beside(self, pair: tuple[int, int]) -> int:
         """Bytes that a move needs while it runs, beside source and target: few moves are asked for it."""
         source, target = pair
-        [price] = self.prices.price_pairs([(self.layouts[source], self.layouts[target])])
+        [price] = self.prices.price_pairs([(self.layouts[source], self.layouts[target], 1)])
         return max(0, price.peak_bytes - int(self.tile_bytes[source]) - int(self.tile_bytes[target]))
 
 

@@ -128,8 +128,8 @@ class MovePrices:
         """A TPU packs in two passes, into the order of the blocks and into tiles of 8 x 128 elements."""
         return 4 * packed / self._copy_rate if self._strided else 0.0
 
-    def price_pairs(self, pairs: Iterable[tuple[Layout, Layout] | tuple[Layout, Layout, int]]) -> list[MovePrice]:
-        """The price of each move, in their order."""
+    def price_pairs(self, pairs: Iterable[tuple[Layout, Layout, int]]) -> list[MovePrice]:
+        """The price of each move, in their order: source, target, and how many it is joined with, itself included."""
         return [self.price(*pair) for pair in pairs]
 
     def estimate_seconds(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
