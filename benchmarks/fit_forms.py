@@ -29,7 +29,7 @@ from reshard import hlo
 from reshard.hlo.compiled_cycles import count_cycles
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax, xla
-from reshard.runtime.form_costs import COSTS, estimate_local_seconds, list_passes
+from reshard.runtime.form_costs import TPU_COSTS, estimate_local_seconds, list_passes
 from reshard.synth import plan
 
 RATES = ("copy", "load", "turn", "turn_part", "join")
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(highlight=False, width=200)
     on = tpu_traffic.order_devices(aot.devices(options.topology))
     console.print(f"{on[0].device_kind}, {options.topology}, seed {seed}")
-    costs = COSTS["tpu"]
+    costs = TPU_COSTS
     rows: list[tuple[list[float], int, float, str]] = []
     compiled = 0
     for source, target in tpu_traffic.draw_pairs(aot.MESHES[len(on)], [2, 3, 4], 1 << 20, seed):

@@ -26,7 +26,7 @@ from reshard.hlo.compiled_cycles import count_cycles
 from reshard.jax import move_tile
 from reshard.lower import lower_plan
 from reshard.runtime import xla
-from reshard.runtime.form_costs import COSTS
+from reshard.runtime.form_costs import TPU_COSTS
 
 CHIPS = 8
 ROWS = 8 * 4096
@@ -73,7 +73,7 @@ def main() -> None:
     chips = topologies.get_topology_desc("v5p:2x2x2", platform="tpu").devices
     devices, mesh = jax.sharding.Mesh(np.array(chips), ("x",)), rs.Mesh(x=CHIPS)
     choose = random.Random(options.seed)
-    costs = COSTS["tpu"]
+    costs = TPU_COSTS
     ratios: list[float] = []
     for number in range(options.pairs):
         dtype, columns = choose.choice(["bf16", "f32"]), choose.choice([256, 1024, 2048])

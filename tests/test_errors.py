@@ -37,15 +37,15 @@ def test_errors_that_carry_more_than_text():
 
 
 def test_named_errors_keep_their_class_and_what_they_carry():
-    with pytest.raises(BudgetError, match="^w: too small$") as small, NamedErrors("w"):
+    with pytest.raises(BudgetError, match=r"^w: too small$") as small, NamedErrors("w"):
         raise BudgetError("too small", 64)
     assert small.value.smallest == 64 and small.value.__suppress_context__
-    with pytest.raises(ProofError, match="^second: wrong$") as wrong, NamedErrors() as at:
+    with pytest.raises(ProofError, match=r"^second: wrong$") as wrong, NamedErrors() as at:
         for at.name in ("first", "second"):
             if at.name == "second":
                 raise ProofError("wrong", {"x": 2})
     assert wrong.value.counterexample == {"x": 2}
-    with pytest.raises(LayoutError, match="^as it is$"), NamedErrors():
+    with pytest.raises(LayoutError, match=r"^as it is$"), NamedErrors():
         raise LayoutError("as it is")
     with pytest.raises(ZeroDivisionError), NamedErrors("w"):
         raise ZeroDivisionError

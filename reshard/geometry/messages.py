@@ -214,10 +214,8 @@ def count_sent(operand: Layout, result: Layout, *, every: bool) -> Counter[int]:
     return tally_messages(_list_among(operand, result, _involved_devices(operand, result), shared)).sent
 
 
-def typical_messages(operand: Layout, result: Layout, view: View | None = None) -> Iterable[Message]:
+def typical_messages(operand: Layout, result: Layout) -> Iterable[Message]:
     """The messages of devices of every kind; the others exchange alike."""
-    if view is not None:
-        return _list_through_view(operand, result, view)
     shared = shared_dims(operand, result)
     if one_set(operand.mesh, result.mesh):
         return _list_among(operand, result, _involved_devices(operand, result), shared)

@@ -212,7 +212,7 @@ def list_forms_of(
     rounds = (sum(step.launches // step.mode.parts for step in form.steps) for form in forms)
     short = [form for form, many in zip(forms, rounds, strict=True) if many <= MOST_ROUNDS]
     if tpu:
-        short.sort(key=lambda form: estimate_form_seconds(form, network=network))
+        short.sort(key=lambda form: estimate_form_seconds(form, network))
     return drop_repeats(short)[: FEW_FORMS if plan.source.mesh.size > MANY_DEVICES else None]
 
 

@@ -265,16 +265,15 @@ def _device_set(mesh: Mesh) -> tuple[int, ...] | int:
     return tuple(sorted(ids))
 
 
-def find_peaks(footprints: Sequence[Footprint], beside: Bytes | None = None, live: Bytes | None = None) -> Bytes:
+def find_peaks(footprints: Sequence[Footprint], live: Bytes | None = None) -> Bytes:
     """The most bytes live on a device of each kind while batches with these footprints run in this order.
 
-    `beside` is what else is live all the time; `live` what is at first, unless that is what the batches start from.
+    `live` is what is there at first, unless that is what the batches start from.
 
     >>> find_peaks([Footprint((8,), (40,), (40,)), Footprint((128,), (640,), (640,))])
     (680,)
     """
-    start = live or tuple(map(sum, zip(*(footprint.before for footprint in footprints), strict=True))) or (0,)
-    now = list(start if beside is None else map(sum, zip(start, beside, strict=True)))
+    now = list(live or map(sum, zip(*(footprint.before for footprint in footprints), strict=True))) or [0]
     most = list(now)
     for before, during, after in footprints:
         for kind in range(len(now)):

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reshard.errors import PlanError, quoted
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
 from reshard.lower import lower_plan
@@ -66,13 +65,11 @@ class FormCosts:
     on_chip: int
 
 
-COSTS = {
-    "tpu": FormCosts(
-        hertz=1.75e9, wire=1.8e11, copy=286, load=340, turn=175, turn_part=130, join=110, kernel=1850, on_chip=32 << 20
-    )
-}
-"""By platform: what libtpu estimates for v5p, jax 0.12.0.1. The clock is a chip's 459 TFLOP/s over 2 x 128 x 128 for
-each of its 8 matrix units (Cloud TPU docs, v5p)."""
+TPU_COSTS = FormCosts(
+    hertz=1.75e9, wire=1.8e11, copy=286, load=340, turn=175, turn_part=130, join=110, kernel=1850, on_chip=32 << 20
+)
+"""What libtpu estimates for v5p, jax 0.12.0.1. The clock is a chip's 459 TFLOP/s over 2 x 128 x 128 for each of its 8
+matrix units (Cloud TPU docs, v5p)."""
 
 
 BOUNDED = 1 << 14
@@ -87,7 +84,7 @@ class Pass(NamedTuple):
     kernels: int = 1
 
 
-def estimate_local_seconds(plan: Plan, platform: str = "tpu") -> float:
+def estimate_local_seconds(plan: Plan) -> float:
     """The seconds of all that a plan does beside its collectives, as it is spelled.
 
     >>> from reshard.synth import plan
@@ -96,7 +93,7 @@ def estimate_local_seconds(plan: Plan, platform: str = "tpu") -> float:
     >>> f"{estimate_local_seconds(move) * 1e6:.0f} us"
     '68 us'
     """
-    costs, cycles = COSTS[platform], 0.0
+    costs, cycles = TPU_COSTS, 0.0
     for one in list_passes(plan):
         # What a kernel loads onto the chip is less than what there is, or it stays in memory.
         on_chip = one.rate != "load" or one.nbytes <= one.kernels * costs.on_chip
@@ -105,12 +102,10 @@ def estimate_local_seconds(plan: Plan, platform: str = "tpu") -> float:
     return cycles / costs.hertz
 
 
-def estimate_form_seconds(plan: Plan, platform: str = "tpu", network: Network | None = None) -> float:
+def estimate_form_seconds(plan: Plan, network: Network | None = None) -> float:
     """The seconds of a plan as it is spelled: its wires, by a network or as its steps say, and what is beside them."""
-    if platform not in COSTS:
-        raise PlanError(f"the forms of a plan are estimated for {', '.join(COSTS)}, not for {quoted(platform)}")
-    wires = sum_wire_seconds(plan, COSTS[platform].wire) if network is None else time_compiled_wires(plan, network)
-    return estimate_local_seconds(plan, platform) + wires
+    wires = sum_wire_seconds(plan, TPU_COSTS.wire) if network is None else time_compiled_wires(plan, network)
+    return estimate_local_seconds(plan) + wires
 
 
 def time_compiled_wires(plan: Plan, network: Network) -> float:

@@ -1,7 +1,7 @@
 """Plans as XLA runs them: large steps in parts, what these need of memory, and the forms of steps that run fastest.
 
     in_parts            large collectives in parts, since XLA stages whole tiles of them
-    list_forms          the forms in which a platform may run a plan
+    list_forms          the forms in which a TPU may run a plan
     choose_form         the one of least memory among those that are about as fast as any, by `form_costs`
     in_parts_on_tpu     the form that a TPU is given
     in_parts_on_gpu     parts, but for steps that a GPU copies less for at once
@@ -58,7 +58,7 @@ from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
 from reshard.plans.rules.split_steps import Part, possible_counts, split_step
 from reshard.plans.rules.step_mode import PLAIN, StepMode, wire_layout
-from reshard.runtime.form_costs import COSTS, estimate_form_seconds, find_minor_dim, sum_wire_seconds
+from reshard.runtime.form_costs import TPU_COSTS, estimate_form_seconds, find_minor_dim, sum_wire_seconds
 from reshard.synth.network import Network
 from reshard.types import dtypes
 from reshard.types.layout import Layout
@@ -236,8 +236,8 @@ SMALL_GATHER = 64 << 20
 """Up to this many bytes of its result a gather is in half as many parts: a kernel takes at least 1 us."""
 
 
-def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> list[Plan]:
-    """The plan as it is, and the other forms in which its platform may run it, for steps of at least `least` bytes.
+def list_forms(plan: Plan, least: int = LEAST_ON_TPU) -> list[Plan]:
+    """The plan as it is, and the other forms in which a TPU may run it, for steps of at least `least` bytes.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Mesh
@@ -245,8 +245,6 @@ def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> 
     >>> [step.mode.parts for form in list_forms(plan(*ends)) for step in form.steps]
     [1, 4, 8]
     """
-    if platform == "cpu":
-        return list(dict.fromkeys((plan, in_rounds(plan))))
     kinds, forms = {step.kind for step in plan.steps}, [plan]
     # A part whose minor dim changes is rearranged in more passes than a whole tile.
     ends = [(step.operand, step.result) for step in plan.steps if step.kind == "all_to_all"]
@@ -279,29 +277,16 @@ def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> 
     return list(dict.fromkeys(forms))
 
 
-def choose_form(
-    candidates: Sequence[Plan],
-    platform: str = "tpu",
-    budget: int | None = None,
-    network: Network | None = None,
-    slack: float = ABOUT,
-) -> Plan:
-    """Of the forms that keep to a budget and take at most `slack` more than the fastest, that of the lowest peak.
-
-    The one of the lowest peak of all where none keeps to the budget.
-    """
-    peaks = {form: peak_bytes(form, padded=platform == "tpu") for form in candidates}
-    fitting = [form for form in candidates if budget is None or peaks[form] <= budget]
-    if not fitting:
-        return min(candidates, key=lambda form: peaks[form])
-    if len(fitting) == 1:
-        return fitting[0]  # An estimate lowers the form: of 256 rounds on 4,096 devices that takes 7 s.
-    seconds = {form: estimate_form_seconds(form, platform, network) for form in fitting}
+def choose_form(forms: Sequence[Plan], network: Network | None = None, slack: float = ABOUT) -> Plan:
+    """Of the forms that take a TPU at most `slack` more than the fastest, that of the lowest peak."""
+    if len(forms) == 1:
+        return forms[0]  # An estimate lowers the form: of 256 rounds on 4,096 devices that takes 7 s.
+    seconds = {form: estimate_form_seconds(form, network) for form in forms}
     limit = (1 + slack) * min(seconds.values())
     # What is little beside the two ends counts as nothing.
-    low = 1.1 * (fitting[0].source.tile_bytes + fitting[0].target.tile_bytes)
-    fast = [form for form in fitting if seconds[form] <= limit]
-    return min(fast, key=lambda form: (max(low, peaks[form]), seconds[form]))
+    low = 1.1 * (forms[0].source.tile_bytes + forms[0].target.tile_bytes)
+    fast = [form for form in forms if seconds[form] <= limit]
+    return min(fast, key=lambda form: (max(low, peak_bytes(form, padded=True)), seconds[form]))
 
 
 def in_parts_on_tpu(
@@ -323,12 +308,12 @@ def in_parts_on_tpu(
     if plan.view is not None or kinds == {"all_gather"} or kinds & {"reduce_scatter", "all_reduce", "split_sum"}:
         return shape_gathers(in_parts(plan, max(least, LEAST)))
     gathers = plan.target.tile_bytes > plan.source.tile_bytes
-    forms = list(dict.fromkeys(form for each in (plan, *others) for form in list_forms(each, "tpu", least)))
+    forms = list(dict.fromkeys(form for each in (plan, *others) for form in list_forms(each, least)))
     if not gathers and "all_gather" not in kinds and not _is_one_of_xla(plan):
-        return choose_form(forms, "tpu", network=network, slack=XLA_TAKES)
+        return choose_form(forms, network, XLA_TAKES)
     # As fast as XLA's own are only parts that are cut out and packed, and put together and written, in one pass each.
     fused = [form for form in forms if len(form.steps) > 1 or _is_fused(form)]
-    return choose_form(fused, "tpu", network=network)
+    return choose_form(fused, network)
 
 
 def _is_fused(form: Plan) -> bool:
@@ -504,7 +489,7 @@ def slice_exchanges(plan: Plan, program: Program) -> Program:
 def _estimate_exchange(step: Exchange, dtype: str, group: int, platform: str) -> tuple[float, float]:
     """The seconds of an exchange in rounds of permutes, and as one ragged all-to-all in groups of so many devices."""
     if platform == "tpu":
-        costs = COSTS[platform]
+        costs = TPU_COSTS
         wire, memory, start = costs.wire, costs.copy * costs.hertz, costs.kernel / costs.hertz
     else:
         wire, memory, start = GPU_WIRE, GPU_MEMORY, START
@@ -819,7 +804,7 @@ def overwrite_plan(plan: Plan, least: int, seconds: float) -> Plan | None:
     listed = [[form for form in forms if large or not form.rearranged] for forms in able]
     if not all(listed):
         return None
-    costs = COSTS["tpu"]
+    costs = TPU_COSTS
     wires = costs.hertz * sum_wire_seconds(plan, costs.wire)
     limit = costs.hertz * SLOWER * seconds
     if large:
