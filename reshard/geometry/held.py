@@ -20,13 +20,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 
 from reshard.geometry.blocks import Block, Factor, block_part
 from reshard.geometry.holders import Tile, tiles
-from reshard.geometry.overlap import SharedDims, list_runs, shares
+from reshard.geometry.overlap import SharedDims, piece_runs
 from reshard.types.index_set import Holding, Runs
-from reshard.types.layout import Digit, Dim, Layout
+from reshard.types.layout import Layout
 
 Limits = tuple[tuple[int, int, Runs], ...]
 """For some dims of a factor, on one side: its number, and the local indices that are needed."""
@@ -111,19 +110,6 @@ class NeededParts:
                 return
             factors.append(self._restricted[key])
         yield tuple(factors)
-
-
-@lru_cache(maxsize=1024)
-def piece_runs(dim: Dim) -> Sequence[Sequence[tuple[int, int, int]]]:
-    """For each piece of a dim, its runs as (index in the array, local index, length), in order.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> piece_runs(Layout.parse("f32[2{x}3/11]", Mesh(x=2)).dims[0])
-    (((0, 0, 3), (6, 3, 3)), ((3, 0, 3), (9, 3, 2)))
-    """
-    whole = Dim((Digit(dim.size, None),), dim.size)
-    each = (list_runs(by.get(0, ())) for by in shares(whole, dim))
-    return tuple(tuple((run.src, run.dst, run.axes[-1].extent) for run in runs) for runs in each)
 
 
 def _joined_runs(runs: Iterator[tuple[int, int]]) -> Runs:

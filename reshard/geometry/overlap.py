@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, cast
 from reshard.errors import LayoutError
 from reshard.geometry.blocks import Axis, Block, Factor, Product, scale_blocks
 from reshard.types.dims import tabulate_pieces
-from reshard.types.layout import Dim, Layout
+from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pieces import Pieces, loaded_numpy
 
@@ -182,6 +182,19 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     for (p, q, _), runs in _walk_common(source, target, None, None).items():
         by_target[q][p] = tuple(runs)
     return by_target
+
+
+@lru_cache(maxsize=1024)
+def piece_runs(dim: Dim) -> Sequence[Sequence[tuple[int, int, int]]]:
+    """For each piece of a dim, its runs as (index in the array, local index, length), in order.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> piece_runs(Layout.parse("f32[2{x}3/11]", Mesh(x=2)).dims[0])
+    (((0, 0, 3), (6, 3, 3)), ((3, 0, 3), (9, 3, 2)))
+    """
+    whole = Dim((Digit(dim.size, None),), dim.size)
+    each = (list_runs(by.get(0, ())) for by in shares(whole, dim))
+    return tuple(tuple((run.src, run.dst, run.axes[-1].extent) for run in runs) for runs in each)
 
 
 class Repeat(NamedTuple):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from reshard.errors import LayoutError
 from reshard.geometry.blocks import Axis, Block, Factor, list_strides, split_rows
-from reshard.geometry.overlap import SharedDims, contiguous_extent, list_runs, piece_extents, shares
+from reshard.geometry.overlap import SharedDims, contiguous_extent, piece_extents, piece_runs
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import SubAxis
 from reshard.types.view import Atom, Groups, View
@@ -588,15 +588,15 @@ def dim_boxes(dim: Dim, windows: Sequence[tuple[int, int, int]]) -> list[list[Si
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
     strides = tuple(list_strides(sizes))
     boxes: list[list[SideBox]] = []
-    for by_source in shares(Dim((Digit(dim.size, None),), dim.size), dim):
+    for runs in piece_runs(dim):
         own: list[SideBox] = []
-        for run in list_runs(by_source.get(0, ())):
-            for corner, after in _digit_boxes(run.src, run.src + run.elements, sizes):
+        for first, local, length in runs:
+            for corner, after in _digit_boxes(first, first + length, sizes):
                 # The part inside the windows, its digits counted from their starts.
                 low = [max(pair) for pair in zip(corner, starts, strict=True)]
                 high = [min(pair) for pair in zip(after, ends, strict=True)]
                 if all(map(lt, low, high)):
-                    place = run.dst - run.src + sum(map(mul, low, strides))
+                    place = local - first + sum(map(mul, low, strides))
                     own.append(SideBox(tuple(map(sub, low, starts)), tuple(map(sub, high, starts)), place, strides))
         # Neighbours along one atom are one box where their places go on evenly.
         for atom in reversed(range(len(windows))):

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from reshard.errors import LayoutError
 from reshard.geometry.blocks import Axis, Block, Factor, cut_range, list_strides, merge_blocks, multiply_blocks
-from reshard.geometry.held import piece_runs
 from reshard.geometry.holders import tile_of
+from reshard.geometry.overlap import piece_runs
 from reshard.plans.load_plan import Reading
 from reshard.plans.stored import Box, ChunkGrid, Stored, StoredPiece
 from reshard.types.layout import Layout

@@ -15,12 +15,12 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.geometry.overlap import list_runs, piece, shares
+from reshard.geometry.overlap import piece, piece_runs
 from reshard.lower.to_mpi import devices_by_id
 from reshard.runtime.numpy_tiles import index_dim, without_padding
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.types import Digit, Dim, Layout, Pieces
+from reshard.types import Dim, Layout, Pieces
 from reshard.types.view import View, Window
 
 
@@ -35,12 +35,9 @@ def index_ranges(layout: Layout, seat: int) -> tuple[tuple[range, ...], ...]:
     ranges: list[tuple[range, ...]] = []
     for dim in layout.dims:
         number = piece(dim, layout.mesh, position)
-        if dim.pieces is not None:
-            ranges.append(tuple([range(at, at + length) for at, _, length in dim.pieces.runs_of(number)]))
-            continue
-        # A dim's shares with an undivided dim are runs from local indices (`src`) to global ones (`dst`).
-        runs = list_runs(shares(dim, Dim((Digit(dim.size, None),), dim.size))[0].get(number, ()))
-        ranges.append(tuple([range(run.dst, run.dst + run.elements) for run in runs]))
+        # Tables of pieces may be long, and only one of them is wanted.
+        runs = piece_runs(dim)[number] if dim.pieces is None else dim.pieces.runs_of(number)
+        ranges.append(tuple([range(at, at + length) for at, _, length in runs]))
     return tuple(ranges)
 
 

@@ -15,15 +15,14 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from reshard.errors import ReshardError, quoted, shortened
-from reshard.geometry.blocks import Axis
 from reshard.geometry.holders import tiles
-from reshard.geometry.overlap import shares_of
+from reshard.geometry.overlap import piece_runs
 from reshard.lower.to_mpi.seats import seats_by_position
 from reshard.plans.stored import Box, Checkpoint, Stored, StoredFile, StoredPiece
 from reshard.runtime.on_files.formats.metadata_files import (
@@ -174,13 +173,6 @@ def _read_tiles(path: str) -> Checkpoint:
         )
     if dtypes.bits(layout.dtype) < 8:
         raise file_error(path, f"holds {layout}, whose elements are less than a byte; save them as int8", tensor=name)
-    unsplit: list[list[str]] = [[] for _ in layout.shape]
-    whole_dims = Layout.from_spec(unsplit, Mesh(file=1), layout.shape, layout.dtype).dims
-    # What each piece of a dim has of the whole dim: intervals, with their places in the tile.
-    spans_of = [
-        {number: list(_list_spans(blocks)) for number, blocks in shares_of(dim, one, 0).items()}
-        for dim, one in zip(layout.dims, whole_dims, strict=True)
-    ]
     files: list[StoredFile] = []
     pieces: list[StoredPiece] = []
     read: set[tuple[int, ...]] = set()
@@ -188,14 +180,14 @@ def _read_tiles(path: str) -> Checkpoint:
         if tile in read:  # A replica.
             continue
         read.add(tile)
-        shared = [spans.get(number, []) for spans, number in zip(spans_of, tile, strict=True)]
+        shared = [piece_runs(dim)[number] for dim, number in zip(layout.dims, tile, strict=True)]
         if math.prod(map(len, shared)) + len(pieces) > _MOST_PIECES:
             raise file_error(
                 path, f"holds {layout}, more than {_MOST_PIECES} boxes; load it with DistArray.load", tensor=name
             )
         boxes = [
-            (tuple((at, at + extent) for _, at, extent in spans), tuple(start for start, _, _ in spans))
-            for spans in itertools.product(*shared)
+            (tuple((at, at + extent) for at, _, extent in runs), tuple(start for _, start, _ in runs))
+            for runs in itertools.product(*shared)
         ]
         file, header = read_tile_file(path, seat, save, layout)
         pieces += _list_pieces(header, len(files), boxes)
@@ -271,17 +263,3 @@ def read_saved_layout(folder: str) -> tuple[Layout, str, StoredFile]:
         return layout, save, identity
     except (UnicodeDecodeError, ReshardError) as error:
         raise file_error(path, f"does not describe a layout of tiles: {shortened(str(error))}") from None
-
-
-def _list_spans(blocks: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
-    """Blocks along one dim as runs: where each is in the tile and in the whole dim, and its extent."""
-    for block in blocks:
-        *outer, inner = block.axes or (Axis(1, 1, 1),)
-        # Elements dealt one by one are runs of one.
-        if (inner.src, inner.dst) != (1, 1):
-            outer, inner = [*outer, inner], Axis(1, 1, 1)
-        # Outer axes are rounds of dealing, each a run somewhere else.
-        for steps in itertools.product(*(range(axis.extent) for axis in outer)):
-            src = block.src + sum(step * axis.src for step, axis in zip(steps, outer, strict=True))
-            dst = block.dst + sum(step * axis.dst for step, axis in zip(steps, outer, strict=True))
-            yield src, dst, inner.extent
