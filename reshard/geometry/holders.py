@@ -24,10 +24,10 @@ from operator import mul
 from typing import NamedTuple
 
 from reshard.errors import MeshError
-from reshard.geometry.overlap import contiguous_extent, fullest_piece, piece, piece_extents, shared_elements
+from reshard.geometry.overlap import contiguous_extent, fullest_piece, piece_extents, shared_elements
 from reshard.geometry.remesh import disjoint
 from reshard.geometry.view_layouts import count_shared, pick_numbers
-from reshard.types.dims import numbers_along
+from reshard.types.dims import number_piece, numbers_along
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, is_chain
 from reshard.types.view import View
@@ -49,7 +49,7 @@ def tile_of(layout: Layout, device: int) -> Tile:
 
 def home_tile(layout: Layout, position: int) -> Tile:
     """The tile that the device at a position holds."""
-    pieces = [piece(dim, layout.mesh, position) for dim in layout.dims]
+    pieces = [number_piece(dim, layout.mesh, position) for dim in layout.dims]
     return (*pieces, *layout.mesh.coordinates(position, layout.partial))
 
 

@@ -34,7 +34,6 @@ from reshard.errors import LayoutError
 from reshard.geometry.blocks import Axis, Block, Factor, Product, scale_blocks
 from reshard.types.dims import tabulate_pieces
 from reshard.types.layout import Digit, Dim, Layout
-from reshard.types.mesh import Mesh
 from reshard.types.pieces import Pieces, loaded_numpy
 
 # What two pieces share of one dim are blocks of local indices whose last axis is a run; the axes before repeat it.
@@ -158,15 +157,6 @@ def _without_last(block: Block) -> list[Block]:
 
 Shares = dict[int, tuple[Block, ...]]
 """What one target piece shares with each source piece that it overlaps."""
-
-
-def piece(dim: Dim, mesh: Mesh, position: int) -> int:
-    """The number of the piece of a dim that the device at a position holds."""
-    number = 0
-    for radix, axis in dim.digits:
-        if axis is not None:
-            number = number * radix + mesh.coordinate(position, axis)
-    return number
 
 
 @lru_cache(maxsize=256)

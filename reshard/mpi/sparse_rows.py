@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import LayoutError, TileError, quoted, shortened
-from reshard.geometry.overlap import piece
 from reshard.lower.to_mpi import devices_by_id, seat_of
 from reshard.runtime.numpy_tiles import with_padding
 from reshard.types import Layout
-from reshard.types.dims import tabulate_pieces
+from reshard.types.dims import number_piece, tabulate_pieces
 from reshard.types.layout import checked_rows, lay_nonzeros
 from reshard.types.pieces import Pieces, read_table
 
@@ -127,7 +126,7 @@ class SharedRows(NamedTuple):
         seat = seat_of(layout.mesh, rank, size)
         if seat is None:
             return self.order[:0]
-        number = piece(layout.dims[0], layout.mesh, layout.mesh.position(devices_by_id(layout.mesh)[seat]))
+        number = number_piece(layout.dims[0], layout.mesh, layout.mesh.position(devices_by_id(layout.mesh)[seat]))
         return self.order[self.bounds[number] : self.bounds[number + 1]]
 
 

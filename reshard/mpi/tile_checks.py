@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import LayoutError, PlanError, ReshardError, TileError, quoted, shortened
 from reshard.geometry.detect import as_layout, as_layouts
-from reshard.geometry.overlap import piece, shared_elements
+from reshard.geometry.overlap import shared_elements
 from reshard.lower.to_mpi import devices_by_id, rank_of_devices, seat_of
 from reshard.mpi.sparse_rows import is_sparse
 from reshard.runtime import Account
@@ -31,6 +31,7 @@ from reshard.runtime.on_mpi.gpu import is_on_gpu
 from reshard.runtime.on_mpi.run_plan import can_combine
 from reshard.runtime.on_mpi.window_tiles import absent_tile
 from reshard.types import Layout, Mesh, dtypes
+from reshard.types.dims import number_piece
 from reshard.types.move import Move
 from reshard.types.whole import checked_flag, count_items, whole
 
@@ -387,8 +388,8 @@ def count_retained(source: Layout, target: Layout) -> NDArray[np.int64]:
     counts = np.ones((len(before), len(after)), np.int64)
     for s, t in zip(source.dims, target.dims, strict=True):
         common = shared_elements(s, t)
-        rows = [piece(s, source.mesh, position) for position in before]
-        columns = [piece(t, target.mesh, position) for position in after]
+        rows = [number_piece(s, source.mesh, position) for position in before]
+        columns = [number_piece(t, target.mesh, position) for position in after]
         counts *= np.array([[common[column].get(row, 0) for column in columns] for row in rows], np.int64).reshape(
             counts.shape
         )

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import ReshardError, TileError, quoted
 from reshard.geometry.holders import Tile, tile_of
-from reshard.geometry.overlap import piece
-from reshard.types.dims import Dim
+from reshard.types.dims import Dim, number_piece
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.reductions import UFUNCS, identity
@@ -190,7 +189,7 @@ def index_dim(dim: Dim, mesh: Mesh, position: int) -> NDArray[np.int64]:
             index = (index[:, np.newaxis] * radix + values).reshape(-1)
         return index[index < dim.size]
     # A graph's rows by owner may be millions of runs, too many for a loop.
-    mine = np.flatnonzero(np.asarray(dim.pieces.numbers) == piece(dim, mesh, position))
+    mine = np.flatnonzero(np.asarray(dim.pieces.numbers) == number_piece(dim, mesh, position))
     starts, lengths = (np.asarray(table)[mine] for table in (dim.pieces.starts, dim.pieces.lengths))
     index: NDArray[np.int64] = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
     return index + np.arange(index.size)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from reshard.types import Digit, Dim, Layout, Mesh
@@ -111,7 +110,7 @@ def list_ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]
     [(64, 128), (320, 384), (576, 640), (832, 896)]
     """
     if dim.pieces is not None:
-        own = dim.pieces.runs_of(number_piece(dim, partial(mesh.coordinate, position)))
+        own = dim.pieces.runs_of(number_piece(dim, mesh, position))
         yield from ((run.start, run.start + run.length) for run in own)
         return
     digits, run = split_digits(dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -54,19 +54,19 @@ class Dim(NamedTuple):
         return math.prod(d.radix for d in self.digits if d.axis is None)
 
 
-def true_extent(dim: Dim, coordinate: Callable[[SubAxis], int]) -> int:
-    """How many local indices of a dim are elements, on a device with these coordinates; the rest is padding.
+def true_extent(dim: Dim, mesh: Mesh, position: int) -> int:
+    """How many local indices of a dim are elements, on the device at a position; the rest is padding.
 
     Global indices grow with local ones, so the elements come first: this is ScaLAPACK's NUMROC.
 
     >>> dim = Dim((Digit(2, None), Digit(3, SubAxis("x", 1, 3)), Digit(2, None)), 9)    # 2{x}2/9
-    >>> [true_extent(dim, lambda axis: x) for x in range(3)]
+    >>> [true_extent(dim, Mesh(x=3), x) for x in range(3)]
     [4, 3, 2]
     """
     if not dim.size:
         return 0
     if dim.pieces is not None:
-        return dim.pieces.sizes[number_piece(dim, coordinate)]
+        return dim.pieces.sizes[number_piece(dim, mesh, position)]
     count, left, place, tile = 0, dim.size, dim.padded, dim.tile
     for radix, axis in dim.digits:
         place //= radix
@@ -76,16 +76,16 @@ def true_extent(dim: Dim, coordinate: Callable[[SubAxis], int]) -> int:
             count, left = count + values * tile, left - values * place
             left = left if values < radix else 0
         else:
-            left = min(max(left - coordinate(axis) * place, 0), place)
+            left = min(max(left - mesh.coordinate(position, axis) * place, 0), place)
     return count + left
 
 
-def number_piece(dim: Dim, coordinate: Callable[[SubAxis], int]) -> int:
-    """The number of the piece of a dim on a device with these coordinates: its held digits, most significant first."""
+def number_piece(dim: Dim, mesh: Mesh, position: int) -> int:
+    """The number of the piece of a dim on the device at a position: its held digits, most significant first."""
     number = 0
     for radix, axis in dim.digits:
         if axis is not None:
-            number = number * radix + coordinate(axis)
+            number = number * radix + mesh.coordinate(position, axis)
     return number
 
 

@@ -518,7 +518,7 @@ class Layout:
         ((4, 3), [(4, 3), (3, 3), (2, 3)])
         """
         position = self.mesh.position(device)
-        return tuple(true_extent(dim, lambda axis: self.mesh.coordinate(position, axis)) for dim in self.dims)
+        return tuple(true_extent(dim, self.mesh, position) for dim in self.dims)
 
     @cached_property
     def tile_bytes(self) -> int:

@@ -6,8 +6,6 @@ This is the project's only definition of correctness. It is computed directly fr
 
 from __future__ import annotations
 
-from functools import partial
-
 from reshard.types.dims import number_piece
 from reshard.types.layout import Layout
 
@@ -32,7 +30,7 @@ def meaning(layout: Layout, device: int) -> tuple[tuple[int, ...], ...]:
     dims: list[tuple[int, ...]] = []
     for dim in layout.dims:
         if dim.pieces is not None:
-            number = number_piece(dim, partial(mesh.coordinate, position))
+            number = number_piece(dim, mesh, position)
             held = [run.start + at for run in dim.pieces.runs_of(number) for at in range(run.length)]
             padding = dim.size + number * dim.tile
             dims.append((*held, *range(padding + len(held), padding + dim.tile)))

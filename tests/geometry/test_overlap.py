@@ -20,7 +20,6 @@ from reshard.geometry.overlap import (
     append_block,
     fullest_piece,
     list_runs,
-    piece,
     piece_sizes,
     repeat_blocks,
     shared_elements,
@@ -29,6 +28,7 @@ from reshard.geometry.overlap import (
     shares_of,
     shortest_shared,
 )
+from reshard.types.dims import number_piece
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
@@ -60,7 +60,7 @@ def by_piece(layout: Layout, dim: int = 0) -> dict[int, tuple[int, ...]]:
     """Piece -> the global indices of its local ones, padding included."""
     tables: dict[int, tuple[int, ...]] = {}
     for device in layout.mesh.devices:
-        number = piece(layout.dims[dim], layout.mesh, layout.mesh.position(device))
+        number = number_piece(layout.dims[dim], layout.mesh, layout.mesh.position(device))
         assert tables.setdefault(number, meaning(layout, device)[dim]) == meaning(layout, device)[dim]
     return tables
 
@@ -145,7 +145,7 @@ def test_the_sizes_of_pieces(layout: Layout):
 
 def owners(layout: Layout) -> dict[int, int]:
     """Global index -> the number of the piece that has it."""
-    at = {d: piece(layout.dims[0], layout.mesh, layout.mesh.position(d)) for d in layout.mesh.devices}
+    at = {d: number_piece(layout.dims[0], layout.mesh, layout.mesh.position(d)) for d in layout.mesh.devices}
     return {index: at[d] for d in layout.mesh.devices for index in meaning(layout, d)[0]}
 
 

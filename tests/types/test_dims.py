@@ -56,13 +56,13 @@ def test_elements_come_before_padding(order: str):
                     index = index * digit.radix + value
                 real.append(index < size)
             assert real == sorted(real, reverse=True)
-            assert true_extent(dim, lambda axis, at=(x, y): at["xy".index(axis.axis)]) == sum(real)
+            assert true_extent(dim, Mesh(x=3, y=2), 2 * x + y) == sum(real)
 
 
 def test_the_extent_of_a_huge_dim_is_counted_at_once():
     dim = Dim((Digit(1 << 40, None), X3, Digit(1 << 20, None)), (3 << 60) - 5)
-    assert true_extent(dim, lambda axis: 2) == dim.tile - 5
-    assert true_extent(Dim((Digit(0, None),), 0), lambda axis: 0) == 0
+    assert true_extent(dim, Mesh(x=3), 2) == dim.tile - 5
+    assert true_extent(Dim((Digit(0, None),), 0), Mesh(x=3), 0) == 0
 
 
 # The coordinates of all positions, against taking each position apart.

@@ -15,12 +15,13 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.geometry.overlap import piece, piece_runs
+from reshard.geometry.overlap import piece_runs
 from reshard.lower.to_mpi import devices_by_id
 from reshard.runtime.numpy_tiles import index_dim, without_padding
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Dim, Layout, Pieces
+from reshard.types.dims import number_piece
 from reshard.types.view import View, Window
 
 
@@ -34,7 +35,7 @@ def index_ranges(layout: Layout, seat: int) -> tuple[tuple[range, ...], ...]:
     position = layout.mesh.position(devices_by_id(layout.mesh)[seat])
     ranges: list[tuple[range, ...]] = []
     for dim in layout.dims:
-        number = piece(dim, layout.mesh, position)
+        number = number_piece(dim, layout.mesh, position)
         # Tables of pieces may be long, and only one of them is wanted.
         runs = piece_runs(dim)[number] if dim.pieces is None else dim.pieces.runs_of(number)
         ranges.append(tuple([range(at, at + length) for at, _, length in runs]))
@@ -165,7 +166,7 @@ def _first_holders(layout: Layout) -> tuple[int, ...]:
     """For each rank, the first one that holds the same pieces of the array."""
     mesh, first = layout.mesh, dict[tuple[int, ...], int]()
     positions = map(mesh.position, devices_by_id(mesh))
-    held = [tuple([piece(dim, mesh, position) for dim in layout.dims]) for position in positions]
+    held = [tuple([number_piece(dim, mesh, position) for dim in layout.dims]) for position in positions]
     return tuple(first.setdefault(pieces, rank) for rank, pieces in enumerate(held))
 
 
