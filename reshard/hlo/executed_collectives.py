@@ -45,6 +45,7 @@ from reshard.errors import NotationError, quoted, shortened
 from reshard.geometry.blocks import list_strides
 from reshard.hlo.instruction import Array, Instruction
 from reshard.hlo.module import CallSite, Computation, Module, Source, source_of
+from reshard.types.notation.hlo import IdRun, list_ids, list_iota_runs
 from reshard.types.reductions import all_reduce_elements
 from reshard.types.whole import check_kind, read_items, whole, written
 
@@ -184,13 +185,6 @@ _MOST_LISTED = 1 << 22
 """Devices of the largest groups, as in `Layout.from_hlo`: the ids of 16 million take 5 s and 1.5 GB to list."""
 
 
-class StridedDigit(NamedTuple):
-    """The `size` numbers 0, `stride`, 2 `stride`, ..."""
-
-    size: int
-    stride: int
-
-
 @dataclass(frozen=True, eq=False)
 class Groups:
     """`count` groups, the largest of `size` devices; `lists` has the device ids of each, made on first use."""
@@ -238,7 +232,7 @@ def parse_groups(text: str, devices: int | None) -> Groups:
         return Groups(1, devices, lambda: (tuple(range(devices)),))
     if iota := _IOTA.fullmatch(text):
         count, size = int(iota[1]), int(iota[2])
-        return _regular_groups(text, iota[3], [StridedDigit(count, size)], [StridedDigit(size, 1)])
+        return _regular_groups(text, iota[3], [IdRun(size, count)], [IdRun(1, size)])
     if mesh := _MESH.fullmatch(text):
         return _mesh_groups(text, *mesh.groups())
     raise _unreadable_groups(text)
@@ -263,51 +257,42 @@ def _mesh_groups(text: str, axes: str, order: str | None, used: str) -> Groups:
     every = [(name, low, high) for name, ends in cuts.items() for low, high in pairwise(sorted(ends))]
     # The factor of an axis between two prefixes is a digit of the positions.
     outer, members = (
-        [StridedDigit(high // low, strides[name] * (sizes[name] // high)) for name, low, high in factors]
+        [IdRun(strides[name] * (sizes[name] // high), high // low) for name, low, high in factors]
         for factors in ([one for one in every if one[:2] not in taken], inner)
     )
     return _regular_groups(text, order or f"[{math.prod(sizes.values())}]", outer, members)
 
 
-def _regular_groups(text: str, order: str, outer: Sequence[StridedDigit], inner: Sequence[StridedDigit]) -> Groups:
+def _regular_groups(text: str, order: str, outer: Sequence[IdRun], inner: Sequence[IdRun]) -> Groups:
     """Groups of positions in an order of device ids, which is a list or a transposed iota.
 
     The `outer` digits number the groups, the `inner` ones the members of each.
     """
     listed: Sequence[int] | None = None
-    digits: list[StridedDigit] = []
+    runs: Sequence[IdRun] = ()
     if iota := _IOTA_IDS.fullmatch(order):
         sizes = _read_ints(iota[1])
         permutation = _read_ints(iota[2]) if iota[2] else tuple(range(len(sizes)))
         if sorted(permutation) != list(range(len(sizes))):
             raise _unreadable_groups(text)
-        strides = list_strides(sizes)
-        digits = [StridedDigit(sizes[at], strides[at]) for at in permutation]
+        runs = list_iota_runs(sizes, permutation)
         total = math.prod(sizes)
     elif re.fullmatch(r"[\d,\s]+", order):
         listed = _read_ints(order)
         total = len(listed)
     else:
         raise _unreadable_groups(text)
-    count, size = (math.prod(digit.size for digit in side) for side in (outer, inner))
+    count, size = (math.prod(run.size for run in side) for side in (outer, inner))
     if total != count * size:
         raise _unreadable_groups(text)
     if total > _MOST_LISTED:
         raise _too_many_devices(text)
 
     def expand() -> tuple[tuple[int, ...], ...]:
-        ids, members = _expand_digits(digits) if listed is None else listed, _expand_digits(inner)
-        return tuple(tuple(ids[first + at] for at in members) for first in _expand_digits(outer))
+        ids, members = list_ids(runs) if listed is None else listed, list_ids(inner)
+        return tuple(tuple(ids[first + at] for at in members) for first in list_ids(outer))
 
     return Groups(count, size, expand)
-
-
-def _expand_digits(digits: Sequence[StridedDigit]) -> list[int]:
-    """All numbers with these digits, major to minor."""
-    numbers = [0]
-    for size, stride in digits:
-        numbers = [number + step * stride for number in numbers for step in range(size)]
-    return numbers
 
 
 def _read_ints(text: str) -> tuple[int, ...]:

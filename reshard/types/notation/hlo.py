@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from reshard.errors import LayoutError, MeshError, NotationError, quoted
@@ -210,7 +211,7 @@ def _read_devices(reader: Reader, count: int) -> tuple[tuple[IdRun, ...] | None,
                 reader.fail(
                     f"the transposition must order the {len(dims)} dims before it, each of 0..{len(dims) - 1} once", at
                 )
-        return _iota_runs(dims, order), None
+        return list_iota_runs(dims, order), None
     listed = reader.match(re.compile(r"[0-9]{1,18}(?:\s*,\s*[0-9]{1,18})*(?![0-9])"))
     if listed is None or iota:
         reader.fail(f"it does not say which device has which tile; write <=[{count}], or one device id per tile")
@@ -224,7 +225,7 @@ def _read_devices(reader: Reader, count: int) -> tuple[tuple[IdRun, ...] | None,
     return runs, ids if runs is None else None
 
 
-def _iota_runs(dims: tuple[int, ...], order: tuple[int, ...]) -> tuple[IdRun, ...]:
+def list_iota_runs(dims: tuple[int, ...], order: tuple[int, ...]) -> tuple[IdRun, ...]:
     """The runs of a transposed iota, major to minor; neighbours that continue one another are merged."""
     runs: list[IdRun] = []
     for at in order:
@@ -257,10 +258,10 @@ def _find_iota(ids: tuple[int, ...]) -> tuple[IdRun, ...] | None:
         left = left[::size]
     by_stride = sorted(runs)
     strides = [math.prod(run.size for run in by_stride[:at]) for at in range(len(by_stride))]
-    return tuple(runs) if [run.stride for run in by_stride] == strides and _list_ids(runs) == ids else None
+    return tuple(runs) if [run.stride for run in by_stride] == strides and list_ids(runs) == ids else None
 
 
-def _list_ids(runs: list[IdRun] | tuple[IdRun, ...]) -> tuple[int, ...]:
+def list_ids(runs: Sequence[IdRun]) -> tuple[int, ...]:
     """The ids that the runs enumerate, the last run varying fastest."""
     count = math.prod(run.size for run in runs)
     if count > MOST_IDS:
@@ -279,7 +280,7 @@ def _read_named(reader: Reader) -> RawSharding | Untiled:
     if reader.match(_IDS):
         runs, ids = _read_devices(reader, math.prod(size for _, size in axes))
         reader.need(")", "close the device ids with )")
-        ids = _list_ids(runs or ()) if ids is None else ids
+        ids = list_ids(runs or ()) if ids is None else ids
     mesh, advice = RawMesh(axes, ids), "one {} per dim in [] follows the mesh, as in {mesh['x'=2], [{'x'}, {}]}"
     reader.need(",", advice)
     if reader.sees("["):
@@ -309,7 +310,7 @@ def _place_tiling(raw: Tiling, rank: int) -> Placed:
         axes = [tuple(sub for run in dim for sub in mesh.sub_axes(*run)) for dim in dims]
     else:
         split = [size for size in raw.sizes if size > 1]
-        ids = raw.ids or _list_ids(raw.runs or ())
+        ids = raw.ids or list_ids(raw.runs or ())
         mesh = Mesh(((f"d{at}", size) for at, size in enumerate(split)), device_ids=ids)
         names = iter(mesh.axes)
         axes = [(mesh.sub_axis(next(names)),) if size > 1 else () for size in raw.sizes]
