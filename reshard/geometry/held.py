@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from reshard.geometry.blocks import Block, Factor, block_part
 from reshard.geometry.holders import Tile, tiles
 from reshard.geometry.overlap import SharedDims, piece_runs
-from reshard.types.index_set import Holding, Runs
+from reshard.types.index_set import Holding, Runs, merge_runs
 from reshard.types.layout import Layout
 
 Limits = tuple[tuple[int, int, Runs], ...]
@@ -63,9 +63,9 @@ class NeededParts:
         dims = enumerate(zip(self._result.dims, self._holding.layout.dims, strict=True))
         wants = [(at, piece_runs(dim)[wanted[at]], piece_runs(have)[home[at]]) for at, (dim, have) in dims]
         for at, mine, there in wants:
-            both = _common_with_indices(mine, _joined_runs((first, first + length) for first, _, length in there))
+            both = _common_with_indices(mine, merge_runs((first, first + length) for first, _, length in there))
             if sum(stop - start for start, stop in both) < sum(run[2] for run in mine):
-                own = _joined_runs((local, local + length) for _, local, length in mine)
+                own = merge_runs((local, local + length) for _, local, length in mine)
                 lacking = _without_runs(own, both)
                 yield from self._restrict(source, wanted, product, {**held, (1, at): lacking})
                 held[1, at] = both
@@ -112,17 +112,6 @@ class NeededParts:
         yield tuple(factors)
 
 
-def _joined_runs(runs: Iterator[tuple[int, int]]) -> Runs:
-    """Runs in order, those that meet made one."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in runs:
-        if joined and joined[-1][1] == start:
-            joined[-1] = joined[-1][0], stop
-        else:
-            joined.append((start, stop))
-    return tuple(joined)
-
-
 def _common_with_indices(piece: Sequence[tuple[int, int, int]], runs: Runs) -> Runs:
     """The local indices of a piece whose indices in the array are in some runs.
 
@@ -139,7 +128,7 @@ def _common_with_indices(piece: Sequence[tuple[int, int, int]], runs: Runs) -> R
                     yield low - first + local, high - first + local
                 at += 1
 
-    return _joined_runs(common())
+    return merge_runs(common())
 
 
 def _without_runs(runs: Runs, others: Runs) -> Runs:
@@ -200,11 +189,9 @@ def _restrict_axes(block: Block, own: Sequence[tuple[int, int, int]], first: int
     while low < len(runs) and runs[low][0] <= last:
         start, stop = max(0, -(-(runs[low][0] - first) // step)), min(extent, -(-(runs[low][1] - first) // step))
         if start < stop:
-            if spans and spans[-1][1] == start:
-                start = spans.pop()[0]
             spans.append((start, stop))
         low += 1
-    for start, stop in spans:
+    for start, stop in merge_runs(spans):
         whole = [(0, axis.extent) for axis in block.axes]
         whole[number] = start, stop - start
         yield block_part(block, whole)

@@ -67,6 +67,7 @@ from reshard.runtime.on_files.host_moves import (
     unpack_tile,
     view_whole_tile,
 )
+from reshard.runtime.on_files.reader_thread import view_direct_tile
 from reshard.runtime.on_mpi.node.arena import HUGE, PAGE, UNNAMED, call_libc, share_segment
 from reshard.types import dtypes
 from reshard.types.layout import Layout
@@ -415,10 +416,7 @@ class ShardedLoad:
             found = direct.get(reading.name)
             for device in self._list_holders(reading.layout, (self.mine,)):
                 if found is not None:
-                    # The part that is filled, in the tile's memory: numpy refuses a shape that would need a copy.
-                    tile = self._tiles[found.target][device]
-                    window = ... if found.box is None else tuple(slice(*ends) for ends in found.box)
-                    tiles[device] = np.reshape(tile[window], shape, copy=False)
+                    tiles[device] = view_direct_tile(self._tiles[found.target][device], found.box, shape)
                     continue
                 step = straight.get((reading.name, device))
                 whole = None if step is None else view_whole_tile(step.copy, shape, self._target_tile(step))

@@ -68,7 +68,7 @@ class IndexSet:
             listed = read_items(product)
             if listed is None or len(listed) != len(shape):
                 raise PlanError(f"{quoted(product)} is not a product of runs, one list of them for each dim of {shape}")
-            dims = tuple([_merge_runs(_checked_runs(runs, size)) for runs, size in zip(listed, shape, strict=True)])
+            dims = tuple([merge_runs(_checked_runs(runs, size)) for runs, size in zip(listed, shape, strict=True)])
             if all(dims):
                 products.append(dims)
         object.__setattr__(self, "products", _canonical_products(products))
@@ -112,7 +112,7 @@ class IndexSet:
             else:
                 rows += _read_box((box,), shape)[0]
         if rows:  # Rows one by one come by the thousand: they are one product.
-            boxes.append((_merge_runs(rows), *(_all_of(size) for size in shape[1:])))
+            boxes.append((merge_runs(rows), *(_all_of(size) for size in shape[1:])))
         return cls(shape, tuple(boxes))
 
     @cached_property
@@ -247,7 +247,7 @@ def _checked_runs(runs: object, size: int) -> list[tuple[int, int]]:
     return checked
 
 
-def _merge_runs(runs: Iterable[tuple[int, int]]) -> Runs:
+def merge_runs(runs: Iterable[tuple[int, int]]) -> Runs:
     """Runs in order, those that meet or overlap made one, empty ones left out."""
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(runs):
@@ -267,7 +267,7 @@ def _canonical_products(products: Sequence[Product]) -> tuple[Product, ...]:
     if len(products) == 1:
         return tuple(products)
     if len(products[0]) == 1:
-        return ((_merge_runs(run for (runs,) in products for run in runs),),)
+        return ((merge_runs(run for (runs,) in products for run in runs),),)
     # A sweep along the first dim: between two ends of runs, the same products are there.
     ends: list[tuple[int, bool, int]] = []
     numbers: dict[Product, int] = {}
@@ -292,7 +292,7 @@ def _canonical_products(products: Sequence[Product]) -> tuple[Product, ...]:
         here[number] = here.get(number, 0) + (1 if begins else -1)
         if not here[number]:
             del here[number]
-    each = sorted((_merge_runs(runs), rest) for rest, runs in found.items())
+    each = sorted((merge_runs(runs), rest) for rest, runs in found.items())
     return tuple((runs, *product) for runs, rest in each for product in rest)
 
 
@@ -335,7 +335,7 @@ def _mask_products(mask: Any) -> Iterator[Product]:
     for number, row in enumerate(mask):
         rows.setdefault(row.tobytes(), []).append(number)
     for numbers in rows.values():
-        runs = _merge_runs((at, at + 1) for at in numbers)
+        runs = merge_runs((at, at + 1) for at in numbers)
         yield from ((runs, *rest) for rest in _mask_products(mask[numbers[0]]))
 
 
