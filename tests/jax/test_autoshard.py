@@ -356,11 +356,21 @@ def check_alone(choice, f, values):
 
 def test_arrays_without_elements_are_moved(mesh):
     def f(x, e):
-        return x + e.sum(), jnp.concatenate([e, x[:0]]), e.T @ e
+        return x + e.sum(), jnp.concatenate([e, x[:0]]), e.T @ e, e * 1j
 
     values = (jnp.ones((8, 8)), jnp.zeros((0, 8)))
-    fixed = {"e": P(None, "x"), "result/1": P(None, "y")}
+    fixed = {"e": P(None, "x"), "result/1": P(None, "y"), "result/3": P(None, "x")}
     check_alone(reshard.jax.autoshard(f, mesh, *values, fixed=fixed, compare="none"), f, values)
+
+
+def test_where_a_reduction_starts_counts_on_tiles_of_one_element(mesh):
+    # XLA:CPU reduces one element to itself, wherever it starts.
+    def f(x):
+        return jax.lax.reduce(x, np.float32(1), jax.lax.max, (1,))
+
+    values = (jnp.linspace(-2, 2, 1 << 18).reshape(-1, 4),)
+    options = {"fixed": {"x": P(None, "x"), "result": P()}, "network": NETWORK, "compare": "none"}
+    check_alone(reshard.jax.autoshard(f, mesh, *values, **options), f, values)
 
 
 def test_a_step_of_scalars_leaves_nothing_to_choose(mesh):

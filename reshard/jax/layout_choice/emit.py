@@ -297,8 +297,10 @@ class _Emitter:
         if 0 in source.shape:
             # A plan of nothing reads nothing, not even its argument.
             empty = _tile_type(tile.type, target)
-            nothing = {"value": ir.Attribute.parse(f"dense<> : {empty}")}
-            return ir.Operation.create("stablehlo.constant", [empty], [], nothing).results[0]
+            # From text: Python has no attributes for complex constants.
+            nothing = ir.Operation.parse(f'%0 = "stablehlo.constant"() <{{value = dense<> : {empty}}}> : () -> {empty}')
+            ir.InsertionPoint.current.insert(nothing)
+            return nothing.results[0]
         if source.shape:
             return insert_tile_plan(self.prices.plan(source, target), tile, self.platform)
         # Plans are of arrays with dims.

@@ -26,7 +26,7 @@ from jax.extend.mlir.dialects import sdy as _sdy
 from jax.extend.mlir.dialects import stablehlo as _stablehlo
 
 from reshard.jax.layout_choice.step_flow import BARRIER, BRANCHES, RETURN, WHILE
-from reshard.jax.layout_choice.trace_step import TracedStep
+from reshard.jax.layout_choice.trace_step import TracedStep, read_body_kind, read_element_type
 from reshard.jax.stablehlo_pass.shardy import MANUAL
 from reshard.lower.to_stablehlo import Operation, Value, ir, list_operations, run_passes
 
@@ -60,9 +60,6 @@ _BY_SHARDY = re.compile(
 _LINEAR_IN_FIRST = re.compile(
     r"stablehlo\.(broadcast_in_dim|dynamic_slice|fft|gather|imag|negate|real|reshape|reverse|slice|transpose)|chlo\.conj"
 )
-_REDUCTIONS = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
-# Truth values are 0 and 1.
-_REDUCTIONS_OF_TRUTH = {"stablehlo.or": "max", "stablehlo.and": "min"}
 _SPLAT = re.compile(r"dense<([^\[\]<>\"]+)> :")
 _ZERO = re.compile(r"\(?-?0(\.0*e\+00)?(, ?-?0\.0*e\+00\))?")
 
@@ -163,23 +160,6 @@ def read_value_shape(value: Value) -> tuple[int, ...]:
     return tuple(ir.RankedTensorType(value.type).shape)
 
 
-def read_body_kind(op: Operation) -> str | None:
-    """The reduction that the body of a reduce or a scatter of one array is: sum, max or min; None for any other."""
-    block = op.regions[-1].blocks[0]
-    body = [each.operation for each in block.operations]
-    if len(body) != 2 or len(block.arguments) != 2:
-        return None
-    # Both arguments and nothing else: a body with a constant would add it at each step.
-    returned = body[1].operands[0] == body[0].results[0]
-    both = {each for each, argument in enumerate(block.arguments) for used in body[0].operands if used == argument}
-    kinds = _REDUCTIONS_OF_TRUTH if _read_element_type(op.results[0]) == "i1" else _REDUCTIONS
-    return kinds.get(body[0].name) if returned and both == {0, 1} else None
-
-
-def _read_element_type(value: Value) -> str:
-    return str(ir.RankedTensorType(value.type).element_type)
-
-
 def _write_rule(op: Operation, shardy: Any) -> OpRule:
     """The rule of one operation: its own, or Shardy's."""
     draft = _Draft(
@@ -217,13 +197,11 @@ def _read_shardy(op: Operation, text: Any, draft: _Draft) -> None:
     if op.name in ("stablehlo.reduce", "stablehlo.scatter"):
         kind = read_body_kind(op)
         draft.reduction = kind or "sum"
-        # A sum whose start is not zero would add it once on each device. A scatter counts its operand once itself.
-        start = op.name == "stablehlo.scatter" or kind != "sum" or is_zero(op.operands[1])
-        if kind is None or not start:
+        if kind is None:
             draft.whole |= draft.reduced
     if op.name == "stablehlo.convolution":
         _split_patches(op, draft)
-    if op.name == "stablehlo.gather" and _read_element_type(op.results[0]) == "i1":
+    if op.name == "stablehlo.gather" and read_element_type(op.results[0]) == "i1":
         draft.whole |= draft.reduced
     if op.name in ("stablehlo.gather", "stablehlo.scatter"):
         # A window that is longer would reach into the next piece.
@@ -451,14 +429,14 @@ def _list_linear(op: Operation) -> tuple[frozenset[int], ...]:
     """The sets of operands in which an operation is linear: of partial sums it makes partial sums."""
     if (
         not op.results
-        or _read_element_type(op.results[0]) == "i1"
-        or any(_read_element_type(value) == "i1" for value in op.operands[:1])
+        or read_element_type(op.results[0]) == "i1"
+        or any(read_element_type(value) == "i1" for value in op.operands[:1])
     ):
         return (
-            (frozenset({1, 2}),) if op.name == "stablehlo.select" and _read_element_type(op.results[0]) != "i1" else ()
+            (frozenset({1, 2}),) if op.name == "stablehlo.select" and read_element_type(op.results[0]) != "i1" else ()
         )
     # Whole numbers wrap around: sums and products of theirs are linear, and quotients are not.
-    whole_numbers = re.fullmatch(r"u?i\d+", _read_element_type(op.results[0])) is not None
+    whole_numbers = re.fullmatch(r"u?i\d+", read_element_type(op.results[0])) is not None
     first, second = frozenset({0}), frozenset({1})
     match op.name.removeprefix("stablehlo."):
         case "add" | "subtract" | "complex" | "dynamic_update_slice":
@@ -474,7 +452,7 @@ def _list_linear(op: Operation) -> tuple[frozenset[int], ...]:
         case "convert":
             # To a floating-point type that loses nothing.
             source, target = (
-                re.fullmatch(r"b?f(\d+)", _read_element_type(each)) for each in (op.operands[0], op.results[0])
+                re.fullmatch(r"b?f(\d+)", read_element_type(each)) for each in (op.operands[0], op.results[0])
             )
             return (first,) if source and target and int(source[1]) < int(target[1]) else ()
         case "pad":

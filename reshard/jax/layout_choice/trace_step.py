@@ -11,12 +11,15 @@ is read into the same form; its names are those that jax wrote into it.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import core, custom_partitioning  # pyright: ignore[reportPrivateUsage]
 from jax._src.interpreters import mlir as _internal_mlir  # pyright: ignore[reportPrivateUsage]
 from jax.extend.mlir.dialects import stablehlo as _stablehlo
@@ -28,6 +31,9 @@ from reshard.jax.stablehlo_pass import shardy
 from reshard.jax.stablehlo_pass.module_pass import name_main, read_stablehlo
 from reshard.jax.stablehlo_pass.shardy import read_dtype, spell_out, value_sharding
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, inline_call, ir, list_operations, run_passes
+from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.types import dtypes
+from reshard.types.reductions import identity
 
 stablehlo: Any = _stablehlo
 make_ir_context: Any = _make_ir_context
@@ -42,6 +48,9 @@ _RELAYING = dict.fromkeys(_TURNING, (0, 0)) | {
     "stablehlo.dynamic_update_slice": (0, 1), "stablehlo.gather": (0, 0), "stablehlo.maximum": (0, 1),
     "stablehlo.minimum": (0, 1), "stablehlo.pad": (0, 1), "stablehlo.select": (1, 2), "stablehlo.slice": (0, 0),
 }  # fmt: skip
+_REDUCTIONS = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
+# Truth values are 0 and 1.
+_REDUCTIONS_OF_TRUTH = {"stablehlo.or": "max", "stablehlo.and": "min"}
 _KEY = re.compile(r"\[(?:'([^']*)'|(\d+)|<[^>]*>)\]|\.(\w+)|\[([^\]]*)\]")
 
 
@@ -195,6 +204,7 @@ def _read_step_module(module: Module, platform: str) -> TracedStep:
                 "the step has effects in a fixed order, such as io_callback(..., ordered=True), which devices would "
                 "have to agree on; let them come in any order (ordered=False), or take them out"
             )
+        _separate_starts(main)
         _separate_transforms(main)
         if platform == "tpu":
             _round_factors(main)
@@ -252,6 +262,65 @@ def _inline_all(module: Module) -> Operation:
                 call = plain
             inline_call(call, functions)
     return main
+
+
+def read_body_kind(op: Operation) -> str | None:
+    """The reduction that the body of a reduce or a scatter of one array is: sum, max or min; None for any other."""
+    block = op.regions[-1].blocks[0]
+    body = [each.operation for each in block.operations]
+    if len(body) != 2 or len(block.arguments) != 2:
+        return None
+    # Both arguments and nothing else: a body with a constant would add it at each step.
+    returned = body[1].operands[0] == body[0].results[0]
+    both = {each for each, argument in enumerate(block.arguments) for used in body[0].operands if used == argument}
+    kinds = _REDUCTIONS_OF_TRUTH if read_element_type(op.results[0]) == "i1" else _REDUCTIONS
+    return kinds.get(body[0].name) if returned and both == {0, 1} else None
+
+
+def read_element_type(value: Value) -> str:
+    """The type of a value's elements as MLIR spells it."""
+    return str(ir.RankedTensorType(value.type).element_type)
+
+
+def _separate_starts(main: Operation) -> None:
+    """Lets reductions of one array start at what changes nothing, and takes in what they started at afterwards.
+
+    On tiles each device would add the start of a sum, and where a tile has one element along what is reduced, XLA takes
+    that for the result, wherever the reduction starts.
+    """
+    for op in list_operations(main):
+        kind = read_body_kind(op) if op.name == "stablehlo.reduce" else None
+        if kind is None:
+            continue
+        start, element = op.operands[1], read_element_type(op.operands[1])
+        value = f"value = dense<{_spell_identity(element, kind)}> : {start.type}"
+        least = ir.Operation.parse(f'%0 = "stablehlo.constant"() <{{{value}}}> : () -> {start.type}')
+        with op.location, ir.InsertionPoint(op):
+            ir.InsertionPoint.current.insert(least)
+            # By their texts, as Python has no attributes for complex constants; results have names of their own there.
+            texts = [f"{each.owner}".partition("=")[2] for each in (start, least.results[0])]
+            if texts[0] == texts[1] and not isinstance(start.owner, ir.Block):
+                continue
+            plain = op.clone()
+            plain.operands[1] = least.results[0]
+            kind = op.results[0].type
+            start = stablehlo.broadcast_in_dim(kind, start, [])
+            combine = op.regions[0].blocks[0].operations[0].operation.name
+            whole = ir.Operation.create(combine, [kind], [start, plain.results[0]])
+        op.results[0].replace_all_uses_with(whole.results[0])
+        op.erase()
+
+
+@lru_cache
+def _spell_identity(element: str, kind: str) -> str:
+    if "complex" in element:
+        return "(0.0,0.0)"
+    dtype = dtypes.canonical(read_dtype(element))
+    number = identity(dtype, kind) or 0
+    if "f" not in element:
+        return f"{number}".lower()
+    # MLIR has no word for infinity.
+    return f"0x{np.asarray(number, numpy_dtype(dtype)).tobytes()[::-1].hex()}" if math.isinf(number) else f"{number:e}"
 
 
 def _round_factors(main: Operation) -> None:

@@ -199,8 +199,9 @@ def _run_by_rounds(
 
     if all(order is None or order == tuple(range(len(order))) for order in orders):
         return run(place, orders, *tiles)
-    on_tpu, plain = partial(run, place, orders), partial(run, place.anew(), PLAIN)
-    return place.by_platform(*tiles, tpu=on_tpu, default=plain)
+    # Each form is traced in a branch where the platform is open, and what is traced there is of no use after it.
+    here = place.anew() if place.platform is None else place
+    return place.by_platform(*tiles, tpu=partial(run, here, orders), default=partial(run, place.anew(), PLAIN))
 
 
 def _start_result(step: Exchange, tile: Array, shape: Sequence[int], into: Array | None) -> Array:

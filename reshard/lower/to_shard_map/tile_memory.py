@@ -137,8 +137,10 @@ class BlockRuns:
         """Where the block of a number begins in each run; `last` are the values of the last digits that number it."""
         digits, split = self.view.digits, len(self.view.blocks) - len(last)
         values: dict[int, Any] = dict(zip(self.view.blocks[split:], last, strict=True))
+        number = jnp.asarray(number, jnp.int32)
         for axis in reversed(self.view.blocks[:split]):
-            values[axis], number = lax.rem(number, digits[axis]), lax.div(number, digits[axis])
+            radix = np.int32(digits[axis])  # A number of Python would be wider than the other, where jax has 64 bits.
+            values[axis], number = lax.rem(number, radix), lax.div(number, radix)
         return [jnp.asarray(start, jnp.int32) for start in self._sum_digits(values)]
 
     def list_starts(self, number: int) -> list[int]:

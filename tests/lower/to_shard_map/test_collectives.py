@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from reshard import hlo
@@ -112,6 +113,11 @@ def test_an_all_gather_as_spelled_for_a_whole_slice_of_tpus(source: str, target:
     monkeypatch.setattr(run_collectives, "_WHOLE_SLICE", 2)
     monkeypatch.setattr(run_collectives.lax, "platform_dependent", lambda *tiles, tpu, default: tpu(*tiles))
     check_on_xla(one_step("all_gather", source, target))
+
+
+def test_a_share_is_placed_where_jax_has_numbers_of_64_bits():
+    with jax.enable_x64(True):
+        check_on_xla(one_step("split_sum", "f64[{y}8, {x}2]", "f64[16, 8] + sum{x}{y}"))
 
 
 def test_all_collectives_are_here():

@@ -44,6 +44,15 @@ def test_exchanges(source: str, target: str, chunk: int | None):
     check_on_xla(one_step("exchange", source, target, StepMode(chunk)))
 
 
+def test_positions_that_were_traced_for_one_platform_stay_there():
+    """Rounds have a form of their own for TPUs; what follows them must not use what was traced in it."""
+    mesh = Mesh(x=2, y=4)
+    layouts = [Layout.parse(f"f32[{dim}]", mesh) for dim in ("9{y}2{x}2", "9{x}4{y}", "72{y}", "{y}72")]
+    kinds = ("exchange", "all_gather", "exchange")
+    moves = [StepSpec(kind, layout, StepMode()) for kind, layout in zip(kinds, layouts[1:], strict=True)]
+    check_on_xla(chain(layouts[0], layouts[-1], moves, False))
+
+
 UNEVEN = [
     ("f32[{x}{y}9/70, 6]", "f32[{y}35, 6]"),  # a message begins before the tile, while it is filled
     ("f32[{y}25, {x}3/10, 2]", "f32[{x}13/50, {y}5, 2]"),
