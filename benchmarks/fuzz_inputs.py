@@ -1022,13 +1022,13 @@ def try_input(kind: str, given: Any) -> str:
         raise OverTimeError
 
     try:
-        before = signal.signal(signal.SIGPROF, stop)
-        signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+        before = signal.signal(signal.SIGVTALRM, stop)
+        signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
         try:
             KINDS[kind].take(given)
         finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.signal(signal.SIGPROF, before)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
     except ReshardError as error:
         return "refused" if 0 < len(str(error)) < 5000 else f"wrong: a message of {len(str(error))} characters"
     except OverTimeError:
