@@ -61,7 +61,7 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
     for source, target in ((uneven, whole), (uneven, across), (across, uneven), (across, by_owner), (by_owner, across)):
         yield f"uneven, {source} -> {target}", partial(_moved, comm, source, target)
     large = [rs.Layout.from_spec(line, (STAGED // 64, 16 * size), "int64", held) for held in ([["x"], []], [[], ["x"]])]
-    yield "large", partial(_moved, comm, *large)
+    yield "large", partial(_moved, comm, *large, turns=2)
     medium = [rs.Layout.from_spec(line, (4096, 16 * size), "int64", held) for held in ([["x"], []], [[], ["x"]])]
     for switch in ("0", "1"):  # Without the compiled call, and with it.
         apart = comm.Dup()
@@ -87,12 +87,12 @@ def _sized(texts: list[str], n: int, size: int) -> Iterator[str]:
         yield text % tuple(cuts)
 
 
-def _moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
+def _moved(comm: MPI.Intracomm, source: Layout, target: Layout, turns: int = 4) -> None:
     dtype = numpy_dtype(source.dtype)
     tile = given_tile(source, comm.rank, dtype)
     plan = rs.plan(source, target)
     with prepare(source, target, comm, limit=LIMIT) as handle:
-        for turn in range(4):
+        for turn in range(turns):
             out = np.zeros(target.tile_shape, dtype)
             given = np.asfortranarray(tile) if turn % 2 else tile.copy()
             memory = Account(source.dtype)
@@ -110,7 +110,7 @@ def _moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
             assert not plan.steps or not begun.wait()[padding].any()
             out[padding] = -7
             assert handle(tile, out=out) is out and (out[padding] == -7).all()
-    for _ in range(4):
+    for _ in range(turns):
         check_tile(target, comm.rank, redistribute(tile, source, target, comm, limit=LIMIT), comm)
 
 
@@ -154,7 +154,7 @@ def _switched(switch: str, check: Callable[..., None], *arguments: Any) -> None:
 
 def _moved_by_a_thread(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
     with mock.patch.object(handles, "CORES", comm.size + 1):
-        _moved(comm, source, target)
+        _moved(comm, source, target, turns=2)
 
 
 def _joined_by_the_next_call(

@@ -234,12 +234,13 @@ def _check_plan(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout)
 
 def relays(comm: MPI.Intracomm) -> Iterator[Case]:
     """Plans whose one exchange runs in two turns: in every way, with and without an `out`, cut by a budget or not."""
-    choose = random.Random(comm.size)
+    choose, options = random.Random(comm.size), random.Random(-comm.size)
     for nodes in sorted({1, min(2, comm.size), comm.size}):
         team = team_of(comm, nodes=nodes)
         for at in range(12):
-            source, target = _relayed_ends(choose, comm.size)
-            move = _any_options(choose, source, target)
+            # One rank draws: of hundreds of pairs that are planned, one is a relay.
+            source, target = comm.bcast(_relayed_ends(choose, comm.size) if comm.rank == 0 else None)
+            move = _any_options(options, source, target)
             name = f"{at}: {source} on {source.mesh!r} -> {target} on {target.mesh!r}, {nodes} nodes, {move}"
             yield name, partial(check_crossing, comm, team, source, target, move)
             yield f"{name}, steps", partial(_check_plan, comm, team, source, target)

@@ -86,8 +86,8 @@ SLOW = [
             *("failing.disagreement", "failing.arrays_disagree", "mistakes.groups"),
         ],
     ),
-    (6, ["cases.moves_sampled", "pieces.sampled", "views.updates"]),
-    (8, ["neighbours.sampled", "cases.dtypes", "by_node.joined"]),
+    (6, ["cases.moves_sampled", "pieces.sampled", "views.updates", "by_node.joined"]),
+    (8, ["neighbours.sampled", "cases.dtypes"]),
 ]
 ALONE = [("failure", 4), ("untouched", 4), ("stuck", 4)]
 """Calls after which ranks are late, or gone."""
