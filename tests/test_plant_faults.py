@@ -6,6 +6,8 @@ Whether the tests find them is measured by `python tests/plant_faults.py`, which
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -28,4 +30,14 @@ def test_a_fault_can_be_planted(fault: Fault):
     if fault.file.endswith(".py"):
         ast.parse(planted)
     assert fault.tests.split()
-    assert all((ROOT / path.partition("::")[0]).exists() for path in fault.tests.split())
+    for path, _, name in (path.partition("::") for path in fault.tests.split()):
+        assert (ROOT / path).exists()
+        assert not name or f"def {name.partition('[')[0]}(" in read(ROOT / path)
+
+
+def test_each_case_that_a_fault_names_exists():
+    """Otherwise pytest runs none, and whether the fault is found is not known."""
+    named = {path for fault in FAULTS for path in fault.tests.split() if "[" in path}
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *sorted(named)]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert named and collected.returncode == 0, collected.stderr

@@ -408,7 +408,6 @@ def test_one_device_is_refused():
         reshard.jax.autoshard(lambda x: x @ x, one, jnp.ones((8, 8)))
 
 
-@pytest.mark.fast(1)
 @pytest.mark.parametrize("precision", [None, "highest"])
 def test_what_tpus_round_before_they_multiply_is_moved_rounded(precision):
     tpus = Mesh(np.array(devices_for(8, "tpu", "v5p:2x2x2")).reshape(4, 2), ("x", "y"))
