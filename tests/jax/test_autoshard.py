@@ -316,6 +316,22 @@ def test_wrong_steps_and_meshes_are_refused(mesh):
         reshard.jax.autoshard(update, "x=4", *list_shapes())
 
 
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [
+        (lambda x: x + jax.lax.rng_uniform(0.0, 1.0, x.shape), "without a key"),  # Each device would have others.
+        (lambda x: jax.lax.approx_max_k(x, 2), "ApproxTopK"),  # XLA ends the process for a function that is not there.
+        (lambda x, name: x, "'rows'.*functools.partial"),
+        (jax.jit(lambda x, name: x, static_argnums=1), "'rows'.*functools.partial"),
+        (jax.jit(lambda x, count: x[:count], static_argnums=1), "static arguments.*functools.partial"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(mesh, f, words):
+    more = (3,) if "static" in words else ("rows",) if "rows" in words else ()
+    with pytest.raises(ProgramError, match=words):
+        reshard.jax.autoshard(f, mesh, jnp.ones((8, 8)), *more)
+
+
 def test_functions_of_python_are_called_from_tiles(mesh):
     heard: list[float] = []
 
@@ -399,7 +415,9 @@ def test_numbers_of_python_are_arguments(mesh):
         return x * rate, count + 1
 
     values = (jnp.ones((8, 8)), 0.5, 3)
-    check_alone(reshard.jax.autoshard(f, mesh, *values, compare="none"), f, values)
+    choice = reshard.jax.autoshard(f, mesh, *values, compare="none")
+    check_alone(choice, f, values)
+    assert [made.weak_type for made in choice.jit()(*values)] == [False, True]
 
 
 def test_one_device_is_refused():

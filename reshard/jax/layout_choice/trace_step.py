@@ -60,7 +60,8 @@ class StepValue:
 
     `given` is the sharding that the user gave it, with `PartitionSpec.UNCONSTRAINED` for dims left open; None if the
     user gave none. `position` is the number of the function's argument, or of the function's result, that it is in.
-    `key` is the implementation of keys for random numbers, whose data this array is; None for any other array.
+    `key` is the implementation of keys for random numbers, whose data this array is; None for any other array. `weak`
+    says whether the dtype gives way to others, as that of Python's numbers does.
     """
 
     name: str
@@ -69,6 +70,7 @@ class StepValue:
     given: PartitionSpec | None
     position: int
     key: Any = None
+    weak: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +109,21 @@ def trace_step(
     (['w', 'x', 'result/0', 'result/1'], [0], {0: 0})
     """
     positions = {donate} if isinstance(donate, int) else set(donate)
+    _check_arguments(f, shapes)
     # Numbers of Python have a type like arrays, which says that it gives way to others.
     shapes = jax.tree.map(
         lambda leaf: jax.eval_shape(lambda: leaf) if isinstance(leaf, bool | int | float | complex) else leaf, shapes
     )
     # A function that is jitted already is called inside, so that no argument is dropped and none is donated here: who
     # emits the step says which tile of an argument a result may take.
-    traced: Any = jax.jit(f, keep_unused=True).trace(*shapes)
+    try:
+        traced: Any = jax.jit(f, keep_unused=True).trace(*shapes)
+    except ValueError as error:
+        if "static arguments" not in str(error):  # It is the function's own.
+            raise
+        raise ProgramError(
+            f"{quoted(f)} has static arguments, and all are arrays here; bind them before, with functools.partial"
+        ) from None
     platform = platform or jax.default_backend()
     # A function with rules of its own for XLA's partitioner (`custom_partitioning`) becomes what it does: asked for its
     # tiles, it would find no sharding on tiles. jax has this door for its own exports.
@@ -149,6 +159,7 @@ def trace_step(
             name="/".join(["result", *_spell_path(path)]),
             position=getattr(path[0], "idx", 0) if path else 0,
             key=_key_of(leaf),
+            weak=bool(getattr(leaf, "weak_type", False)),
         )
         for value, (path, leaf) in zip(step.results, out_leaves, strict=True)
     ]
@@ -232,17 +243,43 @@ def _read_step_module(module: Module, platform: str) -> TracedStep:
             if key in main.attributes:
                 del main.attributes[key]
         ops = tuple(list_operations(main))
-        if any("token" in f"{result.type}" for op in ops for result in op.results):
-            raise ProgramError(
-                "the step calls functions of Python (jax.debug.print, jax.pure_callback, io_callback, eqx.error_if), "
-                f"which a {platform} calls in a fixed order that devices would have to agree on; take them out"
-            )
+        _check_operations(ops, platform)
         # By these names what a compiler makes of the step is found again: see `liveness`.
         for number, op in enumerate(ops):
             where = op.location
             name, line = (where.name_str, where.child_loc) if isinstance(where, ir.NameLoc) else ("", where)
             op.location = ir.Location.name(f"{name}#{number}", line)
     return TracedStep(module, main, ops, tuple(arguments), tuple(results), None, None, donated, carried, platform)
+
+
+def _check_arguments(f: object, shapes: Sequence[Any]) -> None:
+    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(tuple(shapes))[0]
+    for path, leaf in leaves:
+        if not (isinstance(leaf, bool | int | float | complex) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))):
+            raise ProgramError(
+                f"argument {path[0].idx} of {quoted(f)} has {quoted(leaf)}; give arrays, jax.ShapeDtypeStructs or "
+                "numbers, and bind what is none of these before, with functools.partial"
+            )
+
+
+def _check_operations(ops: Sequence[Operation], platform: str) -> None:
+    """Refuses what devices would have to agree on, or what a program on tiles cannot refer to."""
+    for op in ops:
+        if any("token" in f"{result.type}" for result in op.results):
+            raise ProgramError(
+                "the step calls functions of Python (jax.debug.print, jax.pure_callback, io_callback, eqx.error_if), "
+                f"which a {platform} calls in a fixed order that devices would have to agree on; take them out"
+            )
+        if op.name == "stablehlo.rng":
+            raise ProgramError(
+                "the step draws random numbers without a key (jax.lax.rng_uniform), of which each device would have "
+                "others; draw them by jax.random, with a key"
+            )
+        if len(op.attributes.get("called_computations", ())):
+            raise ProgramError(
+                f"the step calls {op.attributes['call_target_name']}, which calls a function of the program, as "
+                "jax.lax.approx_max_k does; write it by other operations, such as jax.lax.top_k"
+            )
 
 
 def _inline_all(module: Module) -> Operation:

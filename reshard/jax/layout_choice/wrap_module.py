@@ -63,7 +63,8 @@ def wrap_module(module: Module, step: TracedStep, mesh: JaxMesh) -> Any:
         place_value(mesh, read_given_spec(each[SHARDING] if each is not None and SHARDING in each else None), value)
         for each, value in itertools.zip_longest(given, step.results)
     ]
-    avals = tuple(ShapedArray(each.shape, numpy_dtype(dtypes.canonical(each.dtype))) for each in step.results)
+    kinds = [numpy_dtype(dtypes.canonical(each.dtype)) for each in step.results]
+    avals = tuple(ShapedArray(one.shape, kind, one.weak) for one, kind in zip(step.results, kinds, strict=True))
     emitted = _EmittedStep(module.operation.get_asm(enable_debug_info=True), avals, step.callbacks)
     if _CALLBACK in emitted.text and not step.callbacks:
         raise ProgramError(
