@@ -160,7 +160,7 @@ class Enumeration:
         for tensor, (writer, write, reads) in self.tensors.items():
             about = self.problem.tensors[tensor]
             home = placed["w", writer, self.problem.nodes[writer].writes.index(write)]
-            until = about.born
+            until, received = about.born, 0
             ends = [access.held[1] if access.held else access.at for *_, access in reads]
             stays = about.dies > max(ends, default=about.born)
             groups = {}
@@ -171,27 +171,32 @@ class Enumeration:
                 elif (node, index) in anew and (len(reads) > 1 or access.held):
                     price = price_pair(self.seed, home, there, about.joined)
                     seconds += price.seconds * access.times
-                    lives.append((access.at, access.at, tile_bytes(there)))
-                    runs.append((access.at, price.peak_bytes - tile_bytes(home) - tile_bytes(there)))
-                    until = max(until, end)
+                    # It is moved before the reader runs.
+                    lives.append((access.at - 1, access.at, held_bytes(about, there)))
+                    runs.append((access.at - 1, price.peak_bytes - tile_bytes(home) - tile_bytes(there)))
+                    until, received = max(until, end), received + price.received_bytes
                 else:
                     begin = access.held[0] if access.held else access.at
-                    groups.setdefault(there, []).append((begin, end))
+                    groups.setdefault(there, []).append((begin - 1, end))
             for there, spans in groups.items():
                 price = price_pair(self.seed, home, there, about.joined)
                 seconds += price.seconds * write.times
                 begin = min(first for first, _ in spans)
                 if tile_bytes(there) < tile_bytes(home) and not stays:
                     begin = about.born
-                lives.append((begin, max(last for _, last in spans), tile_bytes(there)))
+                lives.append((begin, max(last for _, last in spans), held_bytes(about, there)))
                 runs.append((begin, price.peak_bytes - tile_bytes(home) - tile_bytes(there)))
-                until = max(until, begin)
-            if about.dies >= about.born:
-                lives.append((about.born, about.dies if stays else until, tile_bytes(home)))
+                until, received = max(until, begin), received + price.received_bytes
+            if about.dies >= about.born or (about.fused and received):
+                lives.append((about.born, about.dies if stays else until, held_bytes(about, home)))
         for number, node in enumerate(self.problem.nodes):
             for read, write in node.reuses:
                 source, target = node.reads[read], node.writes[write]
-                sizes = {tile_bytes(placed["r", number, read]), tile_bytes(placed["w", number, write])}
+                ends = ("r", read, source), ("w", write, target)
+                sizes = {
+                    held_bytes(self.problem.tensors[access.tensor], placed[side, number, index])
+                    for side, index, access in ends
+                }
                 born, dies = self.problem.tensors[target.tensor].born, self.problem.tensors[source.tensor].dies
                 if len(sizes) == 1 and source.held is None and source.at == dies == born:
                     lives.append((born, born, -sizes.pop()))
@@ -210,6 +215,12 @@ def tile_bytes(placed):
     return 4 * math.prod(len(indices) for indices in placed[0][0])
 
 
+def held_bytes(tensor, placed):
+    """The bytes of a tile, whose last dim may take whole lanes of 128."""
+    elements = len(placed[0][0][-1])
+    return tile_bytes(placed) // elements * (math.ceil(elements / 128) * 128 if tensor.padded else elements)
+
+
 def random_problem(rng, most_nodes=8):
     """A program of a few nodes: elementwise ones, products, sums, a loop around some, ties, fixed splits, reuse."""
     mesh = rng.choice([Mesh(x=2), Mesh(x=2, y=2), Mesh(x=4, y=2), Mesh(x=3, y=2)])
@@ -224,7 +235,9 @@ def random_problem(rng, most_nodes=8):
     for number, shape in enumerate(shapes):
         last = max([number, *(a.last for node in nodes for a in node.reads if a.tensor == number)])
         dies = last if rng.random() < 0.7 else rng.choice([count, number - 1, last + 1])
-        tensors.append(Tensor(f"t{number}", shape, "f32", number, dies))
+        marks = random.Random(f"{shapes}{number}")  # so that a seed means the same graph with and without these
+        fused = dies < number and marks.random() < 0.7
+        tensors.append(Tensor(f"t{number}", shape, "f32", number, dies, fused=fused, padded=marks.random() < 0.1))
     problem = Problem(mesh, tuple(tensors), tuple(nodes))
     for number, node in enumerate(nodes):
         ways = list_ways(problem, node)

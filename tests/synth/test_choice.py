@@ -94,15 +94,18 @@ def two_products(batch=4096, wide=8192):
 
 
 # The first three have splits, rounded from parts, that hold few bytes but between which no plan moves; in two others
-# a tensor lives on for its last move at the very position that binds; in the last one a copy is made at birth, whose
-# move needs no room where it is read.
+# a tensor lives on for its last move at the very position that binds; in the next a copy is made at birth, whose
+# move needs no room where it is read. In the last three a fused tensor is not moved, or is, or rows are padded.
 HARD = (
-    (7712030390, 216),
+    (7712030390, 240),
     (7712030702, 1536),
-    (7712030722, 832),
+    (7712030722, 12480),
     (4400110019, 360),
     (4400110038, 312),
-    (9173400052, 136),
+    (9173400052, 572),
+    (9727, 192),
+    (9169, 800),
+    (9333, 1728),
 )
 
 

@@ -20,7 +20,14 @@ from jax.sharding import PartitionSpec
 
 from reshard.errors import ProgramError
 from reshard.jax.layout_choice.clusters import HEAVY, Cluster, find_accumulators, find_clusters
-from reshard.jax.layout_choice.liveness import RELAID, RunOrder, find_stored, list_kernels, order_as_written
+from reshard.jax.layout_choice.liveness import (
+    RELAID,
+    RunOrder,
+    find_padded,
+    find_stored,
+    list_kernels,
+    order_as_written,
+)
 from reshard.jax.layout_choice.op_rules import OpRule, is_source, is_zero
 from reshard.jax.layout_choice.op_work import count_flops, count_read_bytes
 from reshard.jax.layout_choice.step_flow import (
@@ -37,7 +44,7 @@ from reshard.jax.layout_choice.step_flow import (
 from reshard.jax.layout_choice.trace_step import TracedStep, read_given_spec
 from reshard.jax.stablehlo_pass.shardy import CONSTRAINT, MANUAL, read_meshes
 from reshard.jax.stablehlo_pass.user_shardings import read_frames
-from reshard.synth.choice.problem import Access, Assignment, Node, Problem, Split, Tensor, access_layout
+from reshard.synth.choice.problem import LANES, Access, Assignment, Node, Problem, Split, Tensor, access_layout
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -161,7 +168,7 @@ class _GraphBuilder:
             for at, rule in rules.items()
             if not self.free.issuperset(flow.ops[at].results) and flow.ops[at].name != CONSTRAINT
         }
-        self.stored = find_stored(flow)
+        self.stored, self.padded = find_stored(flow), find_padded(flow)
         self.order = order or order_as_written(flow)
         self.end = self.order.length
         self.copies = list(self.order.copies)
@@ -326,8 +333,12 @@ class _GraphBuilder:
                 self.drafts[node].times = trips
                 last = max([0, *(order.needs[read] for read in flow.readers[argument])])
                 maker = flow.values[returned].maker
-                if (order.starts[maker] if maker >= 0 else -1) >= last:  # It takes the place of the old one.
+                made = order.starts[maker] if maker >= 0 else -1
+                # It takes the place of the old one. TPUs use the memory for others until it is made.
+                if made == last or (made > last and flow.platform != "tpu"):
                     self.aliases.add(returned)
+                elif made > last:
+                    self.dies[argument] = last
             self._write((node, replace(view[1], tensor=result)), end, op.times)
 
     def _add_branches(self, branches: Branches) -> None:
@@ -433,7 +444,7 @@ class _GraphBuilder:
                     whole = nbytes == flow.values[operand].nbytes
                     new = {(operand, each, -1 if whole else at) for each in self.kernels[at] - made} - read
                     read |= new
-                    draft.touched[tuple(itertools.chain(*view[1].dims))] += len(new) * nbytes
+                    self._touch(draft, view[1], len(new) * nbytes)
             for place, (result, dims) in enumerate(zip(op.results, rule.results, strict=True)):
                 view = node, Access(result, tuple(tuple(own[f] for f in dim) for dim in dims), at)
                 view = node, replace(view[1], sums=(*sums, *extra), reduction=rule.reduction)
@@ -442,7 +453,14 @@ class _GraphBuilder:
                     partial.add(result)
                 self._write(view, self.order.starts[at], op.times)
                 if result in self.stored and (op.name not in RELAID or self._returns(result)):
-                    draft.touched[tuple(itertools.chain(*view[1].dims))] += self.flow.values[result].nbytes
+                    self._touch(draft, view[1], flow.values[result].nbytes)
+
+    def _touch(self, draft: _NodeDraft, access: Access, nbytes: float) -> None:
+        """Enters that a node reads or writes bytes of a value. Who splits narrow rows passes over as many lanes."""
+        dims, last = access.dims, self.flow.values[access.tensor].shape[-1:]
+        if access.tensor in self.padded and 0 < last[0] <= LANES:
+            dims, nbytes = dims[:-1], nbytes * LANES / last[0]
+        draft.touched[tuple(itertools.chain(*dims))] += nbytes
 
     def _returns(self, value: int) -> bool:
         return any(self.flow.ops[reader].name in RETURN for reader, _ in self.flow.readers[value])
@@ -529,9 +547,12 @@ class _GraphBuilder:
             own = (self.order.needs[read] for read in flow.readers[value])
             dies = max(born, last.get(value, -1), self.dies.get(value, -1), *own)
             # What is fused into its readers, or lies in another's memory, takes none of its own.
-            if value in self.aliases or (value not in stored and each.maker >= 0):
+            fused = value not in stored and each.maker >= 0 and value not in self.aliases
+            relaid = each.maker >= 0 and flow.ops[each.maker].name in RELAID
+            if value in self.aliases or fused:
                 dies = born - 1
-            tensors.append(Tensor(name, each.shape, each.dtype, born, dies, joined.get(value, 1)))
+            marks = fused and not relaid, value in self.padded
+            tensors.append(Tensor(name, each.shape, each.dtype, born, dies, joined.get(value, 1), *marks))
         nodes = [
             replace(node, reuses=_pair_reuses(node, tensors)) if self.drafts[at].in_place else node
             for at, node in enumerate(nodes)

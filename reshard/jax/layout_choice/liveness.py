@@ -45,6 +45,7 @@ _FUSED = _REPEATED | name_operations(
 )  # fmt: skip
 RELAID = name_operations("reshape transpose")
 _FUSING = _FUSED | RELAID | name_operations("reduce pad concatenate")
+_NARROWED = name_operations("convert reshape slice")
 _TILE = re.compile(r"T\((\d+(?:,\d+)*)\)")
 _NUMBER = re.compile(r'op_name="[^"]*?#(\d+)')
 _RENAMING = ("bitcast", "copy", "transpose", "reshape", "convert", "get-tuple-element")
@@ -72,10 +73,10 @@ class RunOrder:
 def order_as_written(flow: StepFlow) -> RunOrder:
     """The operations in the order of the program, but for updates of states, and what a compiler would fuse."""
     stored = find_stored(flow)
-    starts = {at: n for n, at in enumerate(_sort_operations(flow, stored))}
+    starts = {at: 2 * n + 1 for n, at in enumerate(_sort_operations(flow, stored))}
     ends = {at: max(starts.get(each, 0) for each in range(at, op.last + 1)) for at, op in flow.ops.items()}
     needs = _place_needs(flow, stored, {at: [n] for at, n in starts.items()})
-    return RunOrder(stored, starts, needs, ends, len(starts))
+    return RunOrder(stored, starts, needs, ends, 2 * len(starts))
 
 
 def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
@@ -84,18 +85,30 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
     A program has all gradients first, and then all updates. Compilers take each gradient up as soon as it is there.
     """
     # For each update, elementwise as it is, the operation after which it can run.
-    ready: dict[int, int] = {}
+    ready, on_tpu = dict[int, int](), flow.platform == "tpu"
     for at, op in sorted(flow.ops.items(), reverse=True):
         readers = {reader for value in op.results for reader, _ in flow.readers[value]}
         last = all(each in ready or flow.ops[each].name in RETURN for each in readers)
-        if last and op.inside < 0 and op.operands and op.name in _FUSED | RELAID:
+        # Numbers that updates need, as how many steps there were, can be there at any time.
+        scalar = not any(flow.values[result].shape for result in op.results)
+        if (last or scalar) and op.inside < 0 and op.operands and op.name in _FUSED | RELAID:
             ready[at] = -1
-    updates: dict[int, list[int]] = {}
     for at in sorted(ready):
         makers = {flow.values[operand].maker for operand in flow.ops[at].operands}
         ready[at] = max(ready.get(each, each if each >= 0 and flow.ops[each].operands else -1) for each in makers)
+        # TPUs write a state over when nobody else reads it any more; CPUs copy it.
+        states = flow.donated.intersection(flow.ops[at].operands) if on_tpu and ready[at] >= 0 else ()
+        others = [reader for value in states for reader, _ in flow.readers[value] if reader not in ready]
+        ready[at] = max([ready[at], *others])
+    updates: dict[int, list[int]] = {}
+    for at in sorted(ready, reverse=True):
+        # What an update makes of a state alone, as a part of a moment, is fused into what takes it up.
+        if ready[at] < 0 and stored.isdisjoint(flow.ops[at].results):
+            readers = {reader for value in flow.ops[at].results for reader, _ in flow.readers[value]}
+            ready[at] = min((ready.get(each, -1) for each in readers), default=-1)
         updates.setdefault(ready[at], []).append(at)
     for after, group in list(updates.items()):
+        group.reverse()
         taken = {value for at in group for value in flow.ops[at].operands if value in stored}
         freed = sum(
             flow.values[value].nbytes
@@ -131,6 +144,7 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
     elementwise = _list_elementwise(flow)
     names = _FUSING.union(PRODUCTS) if on_tpu else _FUSING
     fusing = elementwise | {at for at, op in flow.ops.items() if op.name in names}
+    joined = set[int]()  # what kernels of products make
     sources, moments = _find_sources(flow, elementwise)
     # For a value that is not stored, the stored ones that it is fused into; -1 is an operation that fuses nothing.
     ends: dict[int, frozenset[int]] = {}
@@ -156,12 +170,21 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
             leaves = several and len(sources[value]) > 1
         else:
             leaves = len(fused) > 1 and name not in _REPEATED
-        if on_tpu and leaves and maker >= 0 and -1 not in fused and (several or name in PRODUCTS):
+        if on_tpu and leaves and makers and -1 not in fused and (several or name in PRODUCTS):
+            # What can be made of a product at once is made by its kernel, of which no other product is a part.
+            apart = (
+                name not in PRODUCTS or several or flow.ops[makers[0]].name in PRODUCTS or not joined.isdisjoint(fused)
+            )
+            larger = any(flow.values[end].nbytes > flow.values[value].nbytes for end in fused)
+            if not apart and not larger and moments[makers[0]] == moments[maker] + 1:
+                joined |= fused
+                continue
             last = _find_last_alone(flow, value, stored, moments, elementwise)
             if last != value:
                 stored.add(last)
                 ends[value] = frozenset([last])
-                leaves = maker not in elementwise
+                leaves = name in PRODUCTS and last in joined
+                joined |= {last} if name in PRODUCTS else set()
         if leaves:
             stored.add(value)
     return frozenset(stored)
@@ -189,11 +212,35 @@ def list_kernels(
     return kernels
 
 
+def find_padded(flow: StepFlow) -> frozenset[int]:
+    """The values whose last dim takes whole lanes: TPUs gather and scatter rows that lie one after the other. Of other
+    values XLA chooses the order of the dims, so that little is padded."""
+    found: set[int] = set()
+    for op in flow.ops.values() if flow.platform == "tpu" else ():
+        many = len(op.results)
+        rows = op.operands[:1] if op.name == "stablehlo.gather" else ()
+        if op.name == "stablehlo.scatter":
+            rows = (*op.operands[:many], *op.operands[many + 1 :], *op.results)
+        for value in rows:
+            # A slice of a table is a part of its memory.
+            while value not in found and flow.values[value].shape:
+                found.add(value)
+                maker = flow.ops.get(flow.values[value].maker)
+                if maker is None or maker.name not in _NARROWED:
+                    break
+                if flow.values[maker.operands[0]].shape[-1:] != flow.values[value].shape[-1:]:
+                    break
+                (value,) = maker.operands
+    return frozenset(found)
+
+
 def _list_elementwise(flow: StepFlow) -> frozenset[int]:
     """The operations that XLA fuses into others, or others into them. For TPUs a scatter of one element a row, as of a
     cross entropy's gradient, is one: it compares each place with the row's index."""
     found = {at for at, op in flow.ops.items() if op.name in _FUSED | RELAID}
     for at, op in flow.ops.items():
+        if flow.platform == "tpu" and op.name == "stablehlo.pad":
+            found.add(at)
         if flow.platform == "tpu" and op.name == "stablehlo.scatter" and len(op.operands) == 3:
             into, _, updates = (flow.values[operand] for operand in op.operands)
             pairs = list(zip(into.shape, updates.shape, strict=False))
@@ -245,9 +292,20 @@ def _place_needs(
 ) -> dict[tuple[int, int], int]:
     """Until which position each operation, which runs at these, needs each of its operands."""
     needs: dict[tuple[int, int], int] = {}
+    on_tpu, fusing = flow.platform == "tpu", _FUSING.union(PRODUCTS)
+
+    def sizes(values: Sequence[int]) -> int:
+        return sum(flow.values[value].nbytes for value in values)
+
     # From the last on, as what is fused runs where its readers do.
     for at, op in sorted(flow.ops.items(), reverse=True):
-        late = [needs[read] for value in op.results if value not in stored for read in flow.readers[value]]
+        wider = on_tpu and op.name == "stablehlo.convert" and sizes(op.results) > sizes(op.operands)
+        late = [
+            needs[read]
+            for value in op.results
+            for read in flow.readers[value]
+            if value not in stored or (wider and flow.ops[read[0]].name in fusing)
+        ]
         for place, operand in enumerate(op.operands):
             # Where an operand is made again beside what reads it, it is not read from memory.
             anew = runs.get(flow.values[operand].maker, ())

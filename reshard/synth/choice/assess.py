@@ -11,7 +11,8 @@ Where a tensor is read in another layout than it is written in, it is moved. Rea
 What a device holds at a position is every tile that lives there, and whatever else a move that begins there needs. A
 tensor lives until it is read or moved for the last time, and longer only where the program itself keeps it: until
 `Tensor.dies`. A copy that is smaller than the tensor, as of a sum that is finished, is made at once; a larger one, as
-of a parameter that is gathered, where it is first read. A tensor that dies before it is born takes no memory.
+of a parameter that is gathered, right before it is first read. A tensor that dies before it is born takes no memory,
+unless it is fused into its readers and moved.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def list_placed_moves(
             # Anew inside a loop, it moves in every trip; kept, as often as the tensor is written.
             if (node, index) in apart and use.asks_what_to_keep:
                 who = ((node, index),)
-                moves.append(PlacedMove(number, source, target, who, access.times, access.at, access.at, False, joined))
+                at = access.at - 1
+                moves.append(PlacedMove(number, source, target, who, access.times, at, access.at, False, joined))
             else:
                 shared[target].append((node, index, access))
         for target, reads in shared.items():
@@ -147,17 +149,18 @@ def measure_memory(
                 needed[access.tensor] = max(needed[access.tensor], access.last)
     beside = np.zeros(len(moves), np.int64)
     for number, (move, price) in enumerate(zip(moves, priced, strict=True)):
-        hold(move.at, move.until, move.target.tile_bytes)
+        hold(move.at, move.until, problem.tensors[move.tensor].count_held(move.target))
         beside[number] = max(0, price.peak_bytes - move.source.tile_bytes - move.target.tile_bytes)
         node, index = move.reads[0]
         last = move.at if move.kept else problem.nodes[node].reads[index].last
         # Whoever moves it again in every trip of a loop needs the tensor until the loop ends.
         needed[move.tensor] = max(needed[move.tensor], last)
+    sources = {move.tensor for move, price in zip(moves, priced, strict=True) if price.received_bytes}
     for number, (use, tensor) in enumerate(zip(list_uses(problem), problem.tensors, strict=True)):
-        if use is not None and tensor.dies >= tensor.born:
+        if use is not None and (tensor.dies >= tensor.born or (tensor.fused and number in sources)):
             node = use.write[0]
             layout = access_layout(problem, problem.nodes[node], use.write[2], splits[node])
-            hold(tensor.born, tensor.dies if use.kept_by_program else needed[number], layout.tile_bytes)
+            hold(tensor.born, tensor.dies if use.kept_by_program else needed[number], tensor.count_held(layout))
     for node, split in zip(problem.nodes, splits, strict=True):
         for position, nbytes in list_reused(problem, node, split):
             hold(position, position, -nbytes)
@@ -175,7 +178,10 @@ def list_reused(problem: Problem, node: Node, split: Split) -> list[tuple[int, i
         # Only what is read for the last time by the very operation that writes can be written over, in no later trip.
         if source.held is not None or not (dies == source.at == born) or {("read", read), ("write", write)} & taken:
             continue
-        before, after = (access_layout(problem, node, access, split).tile_bytes for access in (source, target))
+        before, after = (
+            problem.tensors[access.tensor].count_held(access_layout(problem, node, access, split))
+            for access in (source, target)
+        )
         # Compilers let a result take an operand's place only if they are equally large.
         if before == after:
             taken |= {("read", read), ("write", write)}

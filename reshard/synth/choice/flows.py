@@ -65,6 +65,7 @@ class TensorFlow:
     times: int
     kept_by_program: bool
     readers: tuple[FlowReader, ...]
+    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ class ChoiceTables:
         source, target = pair
         [price] = self.prices.price_pairs([(self.layouts[source], self.layouts[target], 1)])
         return max(0, price.peak_bytes - int(self.tile_bytes[source]) - int(self.tile_bytes[target]))
+
+    def receives(self, pair: tuple[int, int]) -> bool:
+        """Whether a device receives anything in a move."""
+        [price] = self.prices.price_pairs([(self.layouts[pair[0]], self.layouts[pair[1]], 1)])
+        return price.received_bytes > 0
 
 
 def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -> ChoiceTables:
@@ -122,16 +128,14 @@ def tabulate_problem(problem: Problem, prices: MovePrices, speed: DeviceSpeed) -
         )
         layouts = number_layouts(writer, write)
         alike = (
-            (group_of[writer], id(layouts), write.times, use.kept_by_program),
+            (group_of[writer], id(layouts), write.times, use.kept_by_program, problem.tensors[tensor].padded),
             tuple((reader.key, id(reader.layouts), reader.times, reader.held) for reader in readers),
         )
         # Flows that agree in all that costs depend on are one, as often as there are tensors.
         merged[alike].append(tensor)
-        flows[alike] = TensorFlow((), group_of[writer], layouts, write.times, use.kept_by_program, readers)
-    joined = tuple(
-        TensorFlow(tuple(merged[alike]), flow.group, flow.layouts, flow.times, flow.kept_by_program, flow.readers)
-        for alike, flow in flows.items()
-    )
+        padded = problem.tensors[tensor].padded
+        flows[alike] = TensorFlow((), group_of[writer], layouts, write.times, use.kept_by_program, readers, padded)
+    joined = tuple(replace(flow, tensors=tuple(merged[alike])) for alike, flow in flows.items())
     ends = tuple(numbers)
     seconds = _time_moves(joined, ends, prices, ALIKE_FROM)
     if seconds is None:

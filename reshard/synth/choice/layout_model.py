@@ -21,7 +21,7 @@ there, and that several read, the program says more, with the readers in order o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -66,11 +66,13 @@ class _Reads:
 
 
 class _Place(NamedTuple):
-    """Where a position is in the life of a tensor: whether it lives there whoever reads it, or for its reads alone; and
-    of each read whether it is at the position, is over, needs its copy there or later, and later."""
+    """Where a position is in the life of a tensor: whether it lives there whoever reads it, or for its reads alone, and
+    that only if it is moved; and of each read whether its own copy is there, it is over, needs a kept copy there or
+    later, and later."""
 
     whole: bool
     fades: bool
+    if_moved: bool
     reads: tuple[tuple[bool, bool, bool, bool], ...]
 
 
@@ -97,6 +99,8 @@ class LayoutModel:
         self._reads: dict[int, _Reads] = {}
         self._anew: dict[ReadKey, int] = {}
         self._weighed: dict[tuple[int, _Place], Weights] = {}
+        self._moved: dict[int, dict[int, int]] = {}
+        self._tile_bytes = [float(nbytes) for nbytes in tables.tile_bytes.tolist()]
         self.columns = [
             np.array([self.program.add_column(seconds * self.scale, whole=True) for seconds in group.seconds.tolist()])
             for group in tables.groups
@@ -285,7 +289,7 @@ class LayoutModel:
                     continue
                 # Rows at other positions say the same of a place, with the same variables.
                 if (number, place) not in self._weighed:
-                    self._weighed[number, place] = self._weigh_place(flow, self._reads[number], place)
+                    self._weighed[number, place] = self._weigh_place(number, place)
                 for column, weight in self._weighed[number, place].items():
                     held[column] += many * weight
             if row.tensor in flow.tensors:
@@ -312,7 +316,7 @@ class LayoutModel:
         late = [(pair, columns) for pair, columns in copies.items() if pair not in born]
         anew = list(reads.anew[row.which].items())
         # One copy is made for a read, to be kept or not: apart, a part of each would need a part of the room.
-        moves = [*late, *anew] if access.first == access.at else anew if row.how == "anew" else late
+        moves = [*late, *anew] if access.first == access.at - 1 else anew if row.how == "anew" else late
         return [(pair, columns) for pair, columns in moves if pair[0] != pair[1]]
 
     def _find_place(self, tensor: int, position: int) -> _Place | None:
@@ -320,27 +324,32 @@ class LayoutModel:
         if use is None or not self._lives_at(tensor, position):
             return None
         # In its first position a tensor lives in any case, beside a copy that is made at once.
-        lives = about.born <= about.dies
+        lives = about.fused or about.born <= about.dies
         whole = lives and (position == about.born or (use.kept_by_program and position <= about.dies))
         # Later it lives for its reads, unless it lies in another's memory, or the program keeps it anyway.
         fades = lives and about.born < position and not use.kept_by_program
         accesses = (access for *_, access in use.reads)
-        reads = tuple((a.at == position, a.last < position, a.first >= position, a.first > position) for a in accesses)
-        return _Place(whole, fades, reads)
+        reads = tuple(
+            (a.at - 1 <= position <= a.at, a.last < position, a.first >= position, a.first > position) for a in accesses
+        )
+        return _Place(whole, fades, about.fused, reads)
 
-    def _weigh_place(self, flow: TensorFlow, reads: _Reads, place: _Place) -> Weights:
+    def _weigh_place(self, of: int, place: _Place) -> Weights:
         """The bytes of a tensor of a flow, and of its copies, in a place of its life."""
+        flow, reads = self.tables.flows[of], self._reads[of]
         held: Weights = defaultdict(float)
-        tile_bytes = self.tables.tile_bytes
+        tile_bytes, held_bytes = self.tables.tile_bytes, self._count_held(flow)
+        moved = self._find_moved(of) if place.if_moved else None
         if place.whole:
-            for column, layout in zip(self.columns[flow.group].tolist(), flow.layouts.tolist(), strict=True):
-                held[column] += float(tile_bytes[layout])
+            written = zip(self.columns[flow.group].tolist(), flow.layouts.tolist(), strict=True)
+            for column, layout in written if moved is None else zip(moved.values(), moved, strict=True):
+                held[column] += held_bytes[layout]
         itself: list[dict[int, Weights]] = []
         copies: list[dict[int, Weights]] = []
         for number, (here, over, ahead, _) in enumerate(place.reads):
             if here:
                 for pair, columns in reads.anew[number].items():
-                    _add_weights(held, columns, float(tile_bytes[pair[1]]))
+                    _add_weights(held, columns, held_bytes[pair[1]])
             # Reads that are over need nothing any more.
             if over:
                 continue
@@ -364,12 +373,39 @@ class LayoutModel:
             itself.append(needs)
             copies.append(keeps)
         if place.fades:
-            self._hold_any(held, itself)
-        self._hold_any(held, copies)
+            self._hold_any(held, itself, held_bytes, moved)
+        self._hold_any(held, copies, held_bytes)
         return held
 
-    def _hold_any(self, held: Weights, readers: list[dict[int, Weights]]) -> None:
-        """Adds the tile of each layout that any reader needs."""
+    def _count_held(self, flow: TensorFlow) -> list[float]:
+        """The bytes that a tile of a flow's tensors takes in each layout."""
+        tensor = self.problem.tensors[flow.tensors[0]]
+        return [float(tensor.count_held(layout)) for layout in self.tables.layouts] if flow.padded else self._tile_bytes
+
+    def _find_moved(self, of: int) -> dict[int, int]:
+        """For each layout the variable that says whether a flow is moved from it, and not only sliced."""
+        if of in self._moved:
+            return self._moved[of]
+        found = self._moved[of] = dict[int, int]()
+        for sums in self._reads[of].pairs:
+            moves: defaultdict[int, Weights] = defaultdict(lambda: defaultdict(float))
+            for pair, columns in sums.items():
+                if pair[0] != pair[1] and self.tables.receives(pair):
+                    _add_weights(moves[pair[0]], columns, 1.0)
+            for source, weights in moves.items():
+                if source not in found:
+                    found[source] = self.program.add_column()
+                self.program.add_row({found[source]: -1.0} | weights, -np.inf, 0.0)
+        return found
+
+    def _hold_any(
+        self,
+        held: Weights,
+        readers: list[dict[int, Weights]],
+        held_bytes: Sequence[float],
+        moved: Mapping[int, int] | None = None,
+    ) -> None:
+        """Adds the tile of each layout that any reader needs, and if told from which it is moved, of these alone."""
         needed: defaultdict[int, list[Weights]] = defaultdict(list)
         for reader in readers:
             for layout, weights in reader.items():
@@ -377,16 +413,19 @@ class LayoutModel:
                 if terms:
                     needed[layout].append(terms)
         for layout, asked in needed.items():
-            nbytes = float(self.tables.tile_bytes[layout])
+            nbytes = held_bytes[layout]
+            if moved is not None and layout not in moved:
+                continue
             # What one reader alone may need lives just when it does; of several, any.
-            if len(asked) == 1:
+            if len(asked) == 1 and moved is None:
                 for column, weight in asked[0].items():
                     held[column] += nbytes * weight
                 continue
             lives = self.program.add_column()
             held[lives] += nbytes
+            both = {} if moved is None else {moved[layout]: 1.0}
             for weights in asked:
-                self.program.add_row({lives: -1.0} | weights, -np.inf, 0.0)
+                self.program.add_row({lives: -1.0} | both | weights, -np.inf, float(len(both)))
 
 
 def _add_weights(weights: Weights, columns: Iterable[int], value: float) -> None:

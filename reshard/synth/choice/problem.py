@@ -24,6 +24,9 @@ from reshard.types.dims import Digit, Dim
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 
+LANES = 128
+"""Elements that lie side by side in the memory of a TPU."""
+
 Split: TypeAlias = tuple[tuple[str, ...], ...]
 """The mesh axes that split each factor of a node, major first."""
 
@@ -34,7 +37,9 @@ class Tensor:
 
     Positions number the operations of the program in order, those inside loops included. A tensor that is made outside
     a loop and read inside is live until the loop ends; what a loop carries is live throughout. `joined` says for how
-    many tensors, this one among them, one all-reduce would be enough: compilers combine those of all gradients.
+    many tensors, this one among them, one all-reduce would be enough: compilers combine those of all gradients. One
+    that is `fused` into whoever reads it takes memory only if it is moved, from where it is made to its last need. Of
+    one that is `padded` the last dim of a tile takes whole lanes of memory.
     """
 
     name: str
@@ -43,6 +48,13 @@ class Tensor:
     born: int
     dies: int
     joined: int = 1
+    fused: bool = False
+    padded: bool = False
+
+    def count_held(self, layout: Layout) -> int:
+        """The bytes that a tile of the tensor takes in a layout."""
+        nbytes, last = layout.tile_bytes, layout.tile_shape[-1] if self.padded else 0
+        return nbytes // last * -(-last // LANES) * LANES if last else nbytes
 
 
 @dataclass(frozen=True)
@@ -66,8 +78,8 @@ class Access:
 
     @property
     def first(self) -> int:
-        """The position before which a copy that is kept for this read is made, if no other read needs it sooner."""
-        return self.at if self.held is None else self.held[0]
+        """The position, the one before the read, at which a copy is made that is kept, if no other needs it sooner."""
+        return (self.at if self.held is None else self.held[0]) - 1
 
     @property
     def last(self) -> int:

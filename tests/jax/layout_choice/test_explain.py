@@ -220,7 +220,7 @@ def test_slices_that_a_loop_moves_are_told_of_the_argument(prices: MovePrices):
     graph = build_graph(traced, read_op_rules(traced), MESH, fixed)
     free = choose_splits(graph.problem, prices, SPEED)
     named = list(zip(("params/w", "batch"), graph.arguments, strict=True))
-    for budget, words in ((None, "once, for "), (free.peak_bytes - 2**22, "slice by slice, for each of 2 uses")):
+    for budget, words in ((None, "once, for "), (free.peak_bytes - 2**23, "slice by slice, for each of 2 uses")):
         chosen = choose_splits(graph.problem, prices, SPEED, budget=budget)
         said = explain_choice(graph.problem, chosen, named, prices, SPEED)
         told = {group.names[0]: group.words for group in said.groups}["params/w"]

@@ -150,7 +150,7 @@ LAYERS = """func.func @main(%w: tensor<8x8xbf16> {tf.aliasing_output = 0 : i32},
 }"""
 
 
-@pytest.mark.parametrize(("platform", "stored"), [("tpu", "hygzmu"), ("cpu", "htygzmu")])
+@pytest.mark.parametrize(("platform", "stored"), [("tpu", "hyzmu"), ("cpu", "htygzmu")])
 def test_tpus_make_again_what_one_value_is_enough_for_and_store_what_two_products_read(
     platform: str, stored: str
 ) -> None:
@@ -158,7 +158,8 @@ def test_tpus_make_again_what_one_value_is_enough_for_and_store_what_two_product
     order = order_as_written(flow)
     names = {flow.ops[at].results[0]: name for at, name in enumerate("hntymgzu")}
     assert {names[value] for value in order.stored - set(flow.arguments)} == set(stored)
-    if platform == "tpu":  # The gradient's product makes the tanh again, so that what it is made of is needed.
+    if platform == "tpu":  # The gradient's product makes the tanh again, so that what it is made of is needed, and the
+        # update as well, so that the gradient lies nowhere.
         assert order.needs[1, 0] == order.starts[4]
 
 
@@ -194,7 +195,7 @@ def test_what_leads_on_to_a_smaller_value_is_stored_as_that_and_summed_up_beside
     flow = read_flow(read_step_program(head + "{" + "\n".join(lines) + "}", platform="tpu"))
     named = {op.results[0]: op.name.rpartition(".")[2] for op in flow.ops.values() if op.results}
     stored = sorted(named[each] for each in order_as_written(flow).stored if each in named)
-    assert stored == ["constant", "convert", *["dot_general"] * 4, "reduce"]
+    assert stored == ["constant", "convert", *["dot_general"] * 3, "reduce"]
 
 
 @pytest.mark.parametrize(("platform", "tiles"), [("tpu", 4), ("cpu", 3)])
