@@ -455,11 +455,11 @@ class _GraphBuilder:
                 if result in self.stored and (op.name not in RELAID or self._returns(result)):
                     self._touch(draft, view[1], flow.values[result].nbytes)
 
-    def _touch(self, draft: _NodeDraft, access: Access, nbytes: float) -> None:
+    def _touch(self, draft: _NodeDraft, access: Access, nbytes: int) -> None:
         """Enters that a node reads or writes bytes of a value. Who splits narrow rows passes over as many lanes."""
         dims, last = access.dims, self.flow.values[access.tensor].shape[-1:]
         if access.tensor in self.padded and 0 < last[0] <= LANES:
-            dims, nbytes = dims[:-1], nbytes * LANES / last[0]
+            dims, nbytes = dims[:-1], nbytes * LANES // last[0]
         draft.touched[tuple(itertools.chain(*dims))] += nbytes
 
     def _returns(self, value: int) -> bool:
@@ -541,7 +541,7 @@ class _GraphBuilder:
             each = flow.values[copied]
             name = named.get(copied) or self._name(each.maker if each.maker >= 0 else max(each.inside, 0))
             if span:
-                tensors.append(Tensor(name, (count, *each.shape), each.dtype, *span))
+                tensors.append(Tensor(name, (count, *each.shape), each.dtype, span[0], span[1]))
                 continue
             born = self.born[value]
             own = (self.order.needs[read] for read in flow.readers[value])
@@ -551,8 +551,8 @@ class _GraphBuilder:
             relaid = each.maker >= 0 and flow.ops[each.maker].name in RELAID
             if value in self.aliases or fused:
                 dies = born - 1
-            marks = fused and not relaid, value in self.padded
-            tensors.append(Tensor(name, each.shape, each.dtype, born, dies, joined.get(value, 1), *marks))
+            many, kept = joined.get(value, 1), fused and not relaid
+            tensors.append(Tensor(name, each.shape, each.dtype, born, dies, many, kept, value in self.padded))
         nodes = [
             replace(node, reuses=_pair_reuses(node, tensors)) if self.drafts[at].in_place else node
             for at, node in enumerate(nodes)

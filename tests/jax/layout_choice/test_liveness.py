@@ -214,6 +214,17 @@ def test_on_tpus_there_is_room_for_results_from_the_start(platform: str, tiles: 
     assert assess_splits(problem, whole, (), prices, speed).peak_bytes == tiles * 128
 
 
+@pytest.mark.parametrize(("platform", "lanes"), [("tpu", 128), ("cpu", 4)])
+def test_rows_that_tpus_gather_take_whole_lanes(platform: str, lanes: int) -> None:
+    """The table, of rows of 4, and what is gathered from it, which is added up."""
+    shapes = jax.ShapeDtypeStruct((1024, 4), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.int32)
+    step, mesh = trace_step(lambda table, rows: table[rows].sum(), shapes, platform=platform), Mesh(x=2)
+    problem = build_graph(step, read_op_rules(step), mesh).problem
+    whole = tuple(((),) * len(node.sizes) for node in problem.nodes)
+    peak = assess_splits(problem, whole, (), MovePrices(mesh, "tpu-v5p"), DeviceSpeed.preset("tpu-v5p")).peak_bytes
+    assert peak == pytest.approx(4 * 1024 * lanes, rel=0.05)
+
+
 @pytest.mark.parametrize("frees", [True, False])
 def test_an_update_that_frees_memory_runs_as_soon_as_it_can(frees: bool) -> None:
     text = LAYERS
