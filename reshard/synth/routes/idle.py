@@ -80,7 +80,11 @@ def _slice_idle(source: Layout, refinement: Refinement, axes: list[SubAxis]) -> 
     for axis in axes:
         at = next((n for n, radix in enumerate(left) if radix and radix % axis.size == 0), None)
         if at is None:
-            return None
+            # Of an axis that no digit has room for, the major part that one has: 2 of 6.
+            most, at = max(((math.gcd(radix, axis.size), -n) for n, radix in enumerate(left) if radix), default=(1, 0))
+            if most == 1:
+                return None
+            axis, at = axis._replace(size=most), -at
         left[at] //= axis.size
         held[at].append(axis)
     digits: list[tuple[int, int, int | None]] = []

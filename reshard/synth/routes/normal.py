@@ -333,6 +333,7 @@ def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
     paths = [(chains, states) for states in _list_paths(chains)]
     if lent := _lend_local(chains, links):
         paths.append(lent)
+    paths += _wait_on_local(chains)
     tried: set[tuple[tuple[State, State], ...]] = set()
     for digits, states in paths:
         path = tuple((b, a) for b, a in pairwise([digits.start, *states, digits.end]) if b != a)
@@ -427,6 +428,64 @@ def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | No
             after_all[split + number], after_all[taken + (more if taken > split else 0)] = stride, None
     goal = tuple(after_all)
     return wider, [tuple(before), tuple(opened), *wider.one_by_one(tuple(opened), goal), goal]
+
+
+def _wait_on_local(chains: Chains) -> Iterator[tuple[Chains, list[State]]]:
+    """Ways on which strides wait along local digits: free ones until their own digits are left, spent ones after.
+
+    For example f32[{x}2048, {y}256] -> f32[4096, {z}{y}128] on <x=2, y=2, z=2>:
+
+        digit    dim 0: x -> -    dim 1: y -> z    - -> y    - -> -
+        first    x                y                -         z         the tile is halved before anything is sent
+        then     -                z                y         -         one exchange, which needs no gather
+    """
+    before, after = set(chains.start), set(chains.end)
+    passed = [d for d in chains.digits if d.src != d.dst and d.src is not None and d.dst is not None]
+    free = [(d.radix, d.dst) for d in passed if d.dst not in before]
+    spent = [(d.radix, d.src) for d in passed if d.src not in after]
+    if not chains.refinement.exact or not (free or spent):
+        return
+    # Along the digit that another chain starts with, a free stride leaves with what takes that digit.
+    plain = [d.dst if d.src is None and d.dst not in before else d.src for d in chains.digits]
+    held = list(plain)
+    for radix, stride in free:
+        heads = [n for n, d in enumerate(chains.digits) if d.radix == radix and held[n] is None and d.dst is not None]
+        at = next((n for n in heads if chains.tail(n) != stride), None)
+        if at is not None:
+            held[at] = stride
+    yield chains, [tuple(held)]
+    # A free and a spent stride of one radix take turns at one part.
+    parts: list[tuple[int, int | None, int | None]] = []
+    for radix, stride in free:
+        turn = next((each for each in spent if each[0] == radix), (radix, None))
+        parts.append((radix, stride, turn[1]))
+        spent = [each for each in spent if each != turn]
+    parts += [(radix, None, stride) for radix, stride in spent]
+    digits: list[RefinedDigit] = []
+    first: list[int | None] = []
+    last: list[int | None] = []
+    for digit, source in zip(chains.digits, plain, strict=True):
+        left = digit.radix
+        for part in list(parts) if digit.src is digit.dst is None else []:
+            if left % part[0] == 0:
+                parts.remove(part)
+                left //= part[0]
+                digits.append(digit._replace(radix=part[0]))
+                first.append(part[1])
+                last.append(part[2])
+        digits.append(digit._replace(radix=left))
+        first.append(source)
+        last.append(digit.src if digit.dst is None and digit.src not in after else digit.dst)
+    if parts:
+        return
+    wider = Chains(Pair(chains.source, chains.target), replace(chains.refinement, digits=tuple(digits)))
+    start, end = tuple(first), tuple(last)
+    yield wider, [start]
+    yield wider, [start, end]
+    yield wider, [wider.sliced(), end]
+    for goal in dict.fromkeys((end, wider.ungathered())):
+        yield wider, [start, *wider.one_by_one(start, goal), goal]
+    yield wider, [start, tuple(s if s == e else None for s, e in zip(start, wider.end, strict=True))]
 
 
 def least_lent(links: Links) -> float:

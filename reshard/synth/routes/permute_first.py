@@ -56,8 +56,12 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         return
     refinement = pair.refinement
     if refinement is not None:
-        worth_it = links is not None and pair.source.mesh.size <= MOST_DEVICES
-        if not worth_it or not (refinement.swapped or refinement.gathered):
+        if links is None or pair.source.mesh.size > MOST_DEVICES:
+            return
+        if not (refinement.swapped or refinement.gathered):
+            return
+        # On links that are all alike, no permute of an even array is worth more than what `normal` has.
+        if refinement.exact and len({link.bandwidth for link in links.values()}) == 1:
             return
     holders = _holders_of_both(pair.source, pair.target)
     if holders is None:

@@ -230,6 +230,24 @@ def test_an_inner_reduction_comes_before_the_outer_one():
     assert (fastest.seconds or 0) <= (2 * inside + across) * (1 + 1e-9), fastest
 
 
+EQUAL_MOVES = (
+    ("f32[{x}2048, {y}256]", "f32[4096, {z}{y}128]"),
+    ("f32[{y}2048, {x}256]", "f32[{z}{y}1024, 512]"),
+    ("f32[{x}{y}1024, 512]", "f32[2{z}1024, {y}256]"),
+    ("f32[{z}64, 16, {x}512]", "f32[128, {x}8, {y}512]"),
+)
+
+
+def test_moves_of_equal_digits_take_equal_seconds_wherever_these_stand():
+    """x is spent, y passes its digit to z, and takes a local one: in any dims, and for any names of alike axes."""
+    plans = [rs.plan(*ends, mesh=CUBE, network="tpu-v5p") for ends in EQUAL_MOVES]
+    assert len({round((plan.seconds or 0) * 1e12) for plan in plans}) == 1
+    for (source, target), plan in zip(EQUAL_MOVES, plans, strict=True):
+        halved = [step.result.tile_bytes for step in plan.steps if step.kind == "slice"]
+        assert halved == [plan.source.tile_bytes // 2], (source, target)
+        check(plan)
+
+
 def test_small_arrays_take_fewer_messages():
     """An all-to-all over 16 devices is 15 messages; gathering all of it, doubling each time, is 4."""
     mesh = Mesh(x=4, y=4)
