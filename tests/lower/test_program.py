@@ -229,21 +229,6 @@ def right(source: Layout, target: Layout) -> tuple[tuple[int, int], ...]:
     return pairs
 
 
-@pytest.mark.parametrize(
-    ("mesh", "source", "target"),
-    [
-        (Mesh(x=3, y=5), "f32[{x}{y}1]", "f32[{y}{x}1]"),
-        (Mesh(x=3, y=5), "f32[{x}2, {y}2]", "f32[{x}2, {y}2]"),
-        (Mesh(x=3, y=3), "f32[{x}2, {y}2]", "f32[{y}2, {x}2]"),
-        (Mesh(x=2, y=2), "f32[{x}3]", "f32[{y}3]"),  # replicated along the other axis
-        (Mesh(x=2, y=2), "f32[{x}3/5]", "f32[{y}3/5]"),  # padded
-        (Mesh(x=2, y=2, z=3), "f32[{x}{z}2, {y}3]", "f32[{z}{y}2, {x}3]"),
-    ],
-)
-def test_tiles_go_to_those_who_need_them(mesh: Mesh, source: str, target: str):
-    right(Layout.parse(source, mesh), Layout.parse(target, mesh))
-
-
 def test_summands_stay_summands():
     """Two devices hold the same piece of different summands: they must not be taken for each other."""
     source, target = (Layout.parse(f"f32[{{{axis}}}2] + sum{{z}}", Mesh(x=2, y=2, z=2)) for axis in "xy")

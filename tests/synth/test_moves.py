@@ -91,23 +91,6 @@ def test_model_shapes(name):
     check_move(*MODELS[name])
 
 
-def test_q_k_and_v_are_taken_and_put_back():
-    fused, one = layout("s64[2, {fsdp}{tp}12, 5]"), layout("s64[2, {tp}8, 5]")
-    text = "l (three h) m -> l three h m"
-    for at in range(3):
-        check_move(
-            rs.Move(fused, one, view=text, take={"three": at}, three=3), lambda a, at=at: a.reshape(2, 3, 32, 5)[:, at]
-        )
-
-        def put(a: np.ndarray, at: int = at) -> np.ndarray:
-            full = np.arange(KEPT, KEPT + 960).reshape(2, 3, 32, 5)
-            full[:, at] = a
-            return full.reshape(2, 96, 5)
-
-        back = "l three h m -> l (three h) m"
-        check_move(rs.Move(one, fused, view=back, into={"three": at}, three=3), put)
-
-
 def test_heads_and_lanes_are_padded():
     def padded(a: np.ndarray) -> np.ndarray:
         full = np.arange(KEPT, KEPT + 16 * 128).reshape(16, 128)
