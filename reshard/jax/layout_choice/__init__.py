@@ -7,6 +7,7 @@
     step_flow     the program as plain data: values, loops, how often what runs, and the layouts of all that
     clusters      which operations are split alike
     liveness      which values lie in memory, and until when: as a step is written, or as a compiler ran it
+    loop_fusion   what XLA for CPUs fuses into loops, and in which order its kernels run
     op_work       the operations and bytes that an operation takes
     graph         the program as a `Problem` of `synth.choice`, and an `Assignment` as the layouts of its operations
     emit          those layouts as one program on tiles, with the collectives of plans between them

@@ -168,8 +168,8 @@ class _GraphBuilder:
             for at, rule in rules.items()
             if not self.free.issuperset(flow.ops[at].results) and flow.ops[at].name != CONSTRAINT
         }
-        self.stored, self.padded = find_stored(flow), find_padded(flow)
-        self.order = order or order_as_written(flow)
+        self.stored, self.padded = find_stored(flow, mesh.size), find_padded(flow)
+        self.order = order or order_as_written(flow, mesh.size)
         self.end = self.order.length
         self.copies = list(self.order.copies)
         self.drafts: list[_NodeDraft] = []
@@ -181,6 +181,12 @@ class _GraphBuilder:
         }
         self.argument_views: list[View] = [None] * len(flow.arguments)
         self.result_views: list[View] = [None] * len(flow.returned)
+        # When the first of all stored values that take so many bytes is needed for the last time.
+        self.freed: dict[int, int] = {}
+        for value in self.order.stored.difference(flow.arguments, flow.returned):
+            last = max((self.order.needs[read] for read in flow.readers[value]), default=0)
+            nbytes = flow.values[value].nbytes
+            self.freed[nbytes] = min(last, self.freed.get(nbytes, last))
         # The last position at which a value is needed, by whatever is made of it in the same memory.
         self.dies: dict[int, int] = {}
 
@@ -284,9 +290,12 @@ class _GraphBuilder:
                 self.drafts[node].only = list_splits_of_spec(fixed, flow.values[value].shape, self.mesh)
             view = self._dims_view(node, value)
         self.result_views[at] = view = view[0], replace(view[1], tensor=value)
-        # On a TPU there is room from the start for what the step returns, unless it takes the place of what is donated.
-        kept = flow.platform == "tpu" and (argument is None or argument not in self.step.donated)
-        if kept and (born := self.born.get(value, 0)):
+        # There is room from the start for what the step returns, unless it takes the place of what is donated.
+        # Except on TPUs, what is as large and needed no more when it is made lies there meanwhile.
+        born = self.born.get(value, 0)
+        kept = argument is None or argument not in self.step.donated
+        lent = flow.platform != "tpu" and self.freed.get(flow.values[value].nbytes, born) < born
+        if kept and born and not lent:
             self.copies.append((value, 0, born - 1, 1))
             self.drafts[view[0]].writes.append(replace(view[1], tensor=-len(self.copies)))
         last = max(flow.ops)

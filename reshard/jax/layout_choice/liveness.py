@@ -1,16 +1,9 @@
 """Which values of a step lie in memory, and until when: as the program is written, or as a compiler has it.
 
-XLA fuses cheap operations into those that read them. A cheap value that one fusion alone reads is in no memory, and
-what it is made of is needed until that fusion runs. One that several read is stored, unless it is as cheap as a
-broadcast, which each repeats. Reshapes and transposes are another reading of what they are made of.
-
-    a = x * y      stored: the products below read it            (x * y) * 2, (x * y) + 1
-    b = a * 2      in no memory: one fusion, that of c, reads it
-    c = exp(b)
-    d = a + 1
-
-Compilers for TPUs fuse more: into products what they read, and into several kernels whatever is made of one large value
-alone; what is made of several, and needed at several moments, is stored, as far on as one value leads to the next.
+XLA fuses cheap operations into those that read them. A cheap value that kernels make for themselves is in no memory,
+and what it is made of is needed until the last of them runs: `loop_fusion` says so of CPUs. Compilers for TPUs fuse
+into products, too, and into several kernels whatever is made of one large value alone; what is made of several, and
+needed at several moments, is stored, as far on as one value leads to the next.
 
     h = x @ w      stored                                        the only large value that the next two are made of
     g = gelu(h)    in no memory: both products below make it     g @ v, and later d * gelu'(h)
@@ -29,22 +22,12 @@ from dataclasses import dataclass
 from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
 from reshard.doctor.live_bytes import LiveRanges
 from reshard.hlo import Array, Computation, Instruction, Module
+from reshard.jax.layout_choice.loop_fusion import FUSED, fuse_loops, sort_breadth_first
 from reshard.jax.layout_choice.step_flow import BRANCHES, RETURN, WHILE, StepFlow, StepLayouts, name_operations
 from reshard.jax.layout_choice.trace_step import PRODUCTS
 
-_REPEATED = name_operations("bitcast_convert broadcast_in_dim compare convert dynamic_slice iota slice")
-_FUSED = _REPEATED | name_operations(
-    "abs add and atan2 cbrt ceil clamp complex cosine divide exponential exponential_minus_one floor imag is_finite "
-    "log log_plus_one logistic maximum minimum multiply negate not or popcnt power real reduce_precision remainder "
-    "reverse round_nearest_afz round_nearest_even rsqrt select shift_left shift_right_arithmetic shift_right_logical "
-    "sign sine sqrt subtract tan tanh xor"
-) | frozenset(
-    f"chlo.{name}"
-    for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "digamma", "erf", "erf_inv", "erfc",
-                 "lgamma", "sinh", "square", "tan")
-)  # fmt: skip
 RELAID = name_operations("reshape transpose")
-_FUSING = _FUSED | RELAID | name_operations("reduce pad concatenate")
+_FUSING = FUSED | RELAID | name_operations("reduce pad concatenate")
 _NARROWED = name_operations("convert reshape slice")
 _TILE = re.compile(r"T\((\d+(?:,\d+)*)\)")
 _NUMBER = re.compile(r'op_name="[^"]*?#(\d+)')
@@ -70,12 +53,20 @@ class RunOrder:
     copies: tuple[tuple[int, int, int, int], ...] = ()
 
 
-def order_as_written(flow: StepFlow) -> RunOrder:
-    """The operations in the order of the program, but for updates of states, and what a compiler would fuse."""
-    stored = find_stored(flow)
-    starts = {at: 2 * n + 1 for n, at in enumerate(_sort_operations(flow, stored))}
+def order_as_written(flow: StepFlow, devices: int = 1) -> RunOrder:
+    """The operations in the order of the program, but for updates of states, and what a compiler would fuse for so many
+    devices. CPUs have an order of their own."""
+    stored, again = _fuse_values(flow, devices)
+    on_cpu = flow.platform == "cpu"
+    ordered = sort_breadth_first(flow, stored, again) if on_cpu else _sort_operations(flow, stored)
+    starts = {at: 2 * n + 1 for n, at in enumerate(ordered)}
     ends = {at: max(starts.get(each, 0) for each in range(at, op.last + 1)) for at, op in flow.ops.items()}
-    needs = _place_needs(flow, stored, {at: [n] for at, n in starts.items()})
+    runs: dict[int, Sequence[int]] = {}
+    for at, op in sorted(flow.ops.items(), reverse=True):
+        # A value that is made again is made where its readers run, too.
+        made = {n for value in op.results for reader in again.get(value, ()) for n in runs[reader]}
+        runs[at] = sorted(made if made and stored.isdisjoint(op.results) else made | {starts[at]})
+    needs = _place_needs(flow, stored, runs)
     return RunOrder(stored, starts, needs, ends, 2 * len(starts))
 
 
@@ -91,7 +82,7 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
         last = all(each in ready or flow.ops[each].name in RETURN for each in readers)
         # Numbers that updates need, as how many steps there were, can be there at any time.
         scalar = not any(flow.values[result].shape for result in op.results)
-        if (last or scalar) and op.inside < 0 and op.operands and op.name in _FUSED | RELAID:
+        if (last or scalar) and op.inside < 0 and op.operands and op.name in FUSED | RELAID:
             ready[at] = -1
     for at in sorted(ready):
         makers = {flow.values[operand].maker for operand in flow.ops[at].operands}
@@ -138,12 +129,20 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
     return list(order)
 
 
-def find_stored(flow: StepFlow) -> frozenset[int]:
+def find_stored(flow: StepFlow, devices: int = 1) -> frozenset[int]:
     """The values that lie in memory of their own."""
-    on_tpu, stored = flow.platform == "tpu", set[int]()
+    return _fuse_values(flow, devices)[0]
+
+
+def _fuse_values(flow: StepFlow, devices: int) -> tuple[frozenset[int], Mapping[int, Sequence[int]]]:
+    """The values that lie in memory of their own, and the readers that make a value again."""
+    return (_find_stored_on_tpu(flow), {}) if flow.platform == "tpu" else fuse_loops(flow, devices)
+
+
+def _find_stored_on_tpu(flow: StepFlow) -> frozenset[int]:
+    stored = set[int]()
     elementwise = _list_elementwise(flow)
-    names = _FUSING.union(PRODUCTS) if on_tpu else _FUSING
-    fusing = elementwise | {at for at, op in flow.ops.items() if op.name in names}
+    fusing = elementwise | {at for at, op in flow.ops.items() if op.name in _FUSING.union(PRODUCTS)}
     joined = set[int]()  # what kernels of products make
     sources, moments = _find_sources(flow, elementwise)
     # For a value that is not stored, the stored ones that it is fused into; -1 is an operation that fuses nothing.
@@ -166,11 +165,9 @@ def find_stored(flow: StepFlow) -> frozenset[int]:
             leaves = any(flow.ops[reader].name in RETURN for reader, _ in flow.readers[value])
         elif -1 in fused or maker not in elementwise:
             leaves = True
-        elif on_tpu:
-            leaves = several and len(sources[value]) > 1
         else:
-            leaves = len(fused) > 1 and name not in _REPEATED
-        if on_tpu and leaves and makers and -1 not in fused and (several or name in PRODUCTS):
+            leaves = several and len(sources[value]) > 1
+        if leaves and makers and -1 not in fused and (several or name in PRODUCTS):
             # What can be made of a product at once is made by its kernel, of which no other product is a part.
             apart = (
                 name not in PRODUCTS or several or flow.ops[makers[0]].name in PRODUCTS or not joined.isdisjoint(fused)
@@ -237,7 +234,7 @@ def find_padded(flow: StepFlow) -> frozenset[int]:
 def _list_elementwise(flow: StepFlow) -> frozenset[int]:
     """The operations that XLA fuses into others, or others into them. For TPUs a scatter of one element a row, as of a
     cross entropy's gradient, is one: it compares each place with the row's index."""
-    found = {at for at, op in flow.ops.items() if op.name in _FUSED | RELAID}
+    found = {at for at, op in flow.ops.items() if op.name in FUSED | RELAID}
     for at, op in flow.ops.items():
         if flow.platform == "tpu" and op.name == "stablehlo.pad":
             found.add(at)
@@ -324,7 +321,8 @@ def order_as_compiled(flow: StepFlow, module: Module, layouts: StepLayouts) -> R
         for value, layout in zip(flow.ops[at].results, each.results, strict=True)
     } | dict(zip(flow.arguments, layouts.arguments, strict=True))
     compiled = _CompiledProgram(flow, module, {value: layout.tile_bytes for value, layout in tiles.items()})
-    written, runs = find_stored(flow), dict(compiled.runs)
+    devices = max((layout.mesh.size for layout in tiles.values()), default=1)
+    written, runs = find_stored(flow, devices), dict(compiled.runs)
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     held: dict[int, int] = {}  # until where, for what is stored there first

@@ -230,7 +230,65 @@ def test_an_update_that_frees_memory_runs_as_soon_as_it_can(frees: bool) -> None
     text = LAYERS
     if not frees:  # The weights are not the step's to write over, and the gradient is returned.
         text = text.replace(" {tf.aliasing_output = 0 : i32}", "").replace("%z, %y :", "%z, %g :")
-    order = order_as_written(read_flow(read_step_program(text)))
+    order = order_as_written(read_flow(read_step_program(text, platform="tpu")))
     gradient, other, update = 5, 6, 7
     assert order.starts[gradient] < order.starts[update]
     assert (order.starts[update] < order.starts[other]) is frees
+
+
+def take_up(x: Any, y: Any) -> Any:
+    h = x @ y
+    b = h * 2
+    return b @ y, b + h
+
+
+@pytest.mark.parametrize(
+    ("f", "devices", "stored"),
+    [
+        (take_up, 1, "dot_general multiply dot_general add"),
+        (lambda x, y: (-(h := x @ y) * x, -h + 1), 1, "dot_general multiply add"),  # each negates for itself
+        (lambda x, y: ((e := jnp.exp(x @ y)) * x, e + 1), 1, "dot_general exponential multiply add"),
+        (lambda x, y: (e := jnp.exp(x @ y)) * e + 1, 1, "dot_general add"),  # one loop reads it twice
+        (lambda x, y: ((h := (x @ y) / y[0, 0]) * x, h + 1), 1, "dot_general multiply add"),  # times the inverse
+        (lambda x, y: ((h := (x @ y) / y) * x, h + 1), 1, "dot_general divide multiply add"),
+        # Of two large values: made once, since a product reads it.
+        (lambda x, y: ((h := x @ y + x) @ y, h * 2), 1, "dot_general add dot_general multiply"),
+        (lambda x, y: ((h := x @ y + x) * y, h * 2), 1, "dot_general multiply multiply"),
+        # A sum of 4,096 elements on a device is the library's, which takes in what is made for it alone.
+        (lambda x, y: ((h := (x @ y) * 2).sum(1), h + 1), 1, "dot_general multiply reduce add"),
+        (lambda x, y: ((h := (x @ y) * 2).sum(1), h + 1), 2, "dot_general reduce add"),
+        (lambda x, y: ((x @ y) * 2).sum(1), 1, "dot_general reduce"),
+        (lambda x, y: jnp.exp(y[0])[:, None] * x, 1, "exponential multiply"),  # else once for each row
+        (lambda x, y: (x @ y).reshape(32, 128) @ y.reshape(128, 32), 1, "dot_general dot_general"),
+        (lambda x, y: (x @ y * 2).reshape(32, 128) @ y.reshape(128, 32), 1, "dot_general reshape dot_general"),
+        (lambda x, y: jnp.concatenate([x @ y, y * 2]) + 1, 1, "dot_general add"),
+        (lambda x, y: jnp.concatenate([x @ y, y * 2], 1) + 1, 1, "dot_general multiply concatenate add"),
+    ],
+)
+def test_cpus_make_again_in_loops_what_is_cheap(f: Any, devices: int, stored: str) -> None:
+    flow = read_flow(trace_step(f, [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2, platform="cpu"))
+    order = order_as_written(flow, devices)
+    made = [op for op in flow.ops.values() if op.operands and order.stored.intersection(op.results)]
+    spread = [op for op in made if flow.values[op.results[0]].elements < 64]
+    names = [op.name.rpartition(".")[2] for op in made if op not in spread]
+    assert sorted(names) == sorted(stored.split())
+
+
+def test_what_a_loop_makes_again_it_needs_the_operands_of_and_kernels_run_as_soon_as_they_can() -> None:
+    def take_up_late(x: Any, y: Any) -> Any:
+        h = x @ y
+        b = h * 2
+        for _ in range(3):
+            h = h @ y
+        return b @ y, b + h, y * 3
+
+    flow = read_flow(trace_step(take_up_late, [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2, platform="cpu"))
+    order = order_as_written(flow)
+    first, *others = [at for at, op in flow.ops.items() if op.name == "stablehlo.dot_general"]
+    twice, thrice = [at for at, op in flow.ops.items() if op.name == "stablehlo.multiply"]
+    (total,) = [at for at, op in flow.ops.items() if op.name == "stablehlo.add"]
+    # The sum makes the product times two again, long after it was stored for another product.
+    assert order.needs[twice, 0] == order.starts[total] > order.starts[others[1]] > order.starts[twice]
+    assert order.needs[total, 0] == 0
+    # What needs arguments alone runs before what needs a product.
+    assert order.starts[thrice] < order.starts[others[0]] and order.starts[first] < order.starts[others[0]]

@@ -1,0 +1,229 @@
+"""Which values of a step XLA for CPUs fuses into loops, and in which order its kernels run.
+
+It makes what is cheap again in each loop that reads it, and stores what something else reads:
+
+    a = x @ y      stored
+    b = a * 2      stored: the product below reads it; the loop of d makes it again, as it needs no more than a
+    c = b @ y
+    e = exp(a)     costly, so it is made once: stored, as two loops read it
+    d = b + e
+    f = e - 1
+
+What is made of several large values is only made again if all that reads it is a loop: else it would be read once more.
+Large sums are kernels of a library, which take in what is made for them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from reshard.jax.layout_choice.step_flow import RETURN, StepFlow, name_operations
+
+FUSED = name_operations(
+    "abs add and atan2 bitcast_convert broadcast_in_dim cbrt ceil clamp compare complex convert cosine divide "
+    "dynamic_slice exponential exponential_minus_one floor imag iota is_finite log log_plus_one logistic maximum "
+    "minimum multiply negate not or popcnt power real reduce_precision remainder reverse round_nearest_afz "
+    "round_nearest_even rsqrt select shift_left shift_right_arithmetic shift_right_logical sign sine slice sqrt "
+    "subtract tan tanh xor"
+) | frozenset(
+    f"chlo.{name}"
+    for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "digamma", "erf", "erf_inv", "erfc",
+                 "lgamma", "sinh", "square", "tan")
+)  # fmt: skip
+_RESHAPE, _SUM = "stablehlo.reshape", "stablehlo.reduce"
+_SPREAD = name_operations("broadcast_in_dim constant iota")
+_LOOPS = FUSED | name_operations("concatenate dynamic_update_slice gather pad reduce reshape transpose")
+_COSTLY = (
+    frozenset(name for name in FUSED if name.startswith("chlo"))
+    | name_operations("atan2 cbrt divide exponential exponential_minus_one gather log log_plus_one logistic power")
+    | name_operations("remainder rsqrt sqrt tan tanh")
+) - {"chlo.square"}
+_LIBRARY_SUM = 4096  # elements of a device from which on a sum is the library's
+_JOINED = 8  # operands up to which arrays are joined in a loop
+_LONG_ROWS = 2048  # bytes from which on what is joined along rows is copied
+
+
+def fuse_loops(flow: StepFlow, devices: int) -> tuple[frozenset[int], Mapping[int, Sequence[int]]]:
+    """The values that lie in memory of their own, and the readers that make each value again, or for themselves."""
+    return _LoopFusion(flow, devices).fuse()
+
+
+class _LoopFusion:
+    """The decisions so far, from the last value to the first; what is decided of a value rests on its readers."""
+
+    def __init__(self, flow: StepFlow, devices: int) -> None:
+        self.flow = flow
+        self.again: dict[int, list[int]] = {}
+        self.once = set[int]()  # made once, though loops read it
+        self.repeats = set[int]()  # of which a loop that makes it needs an element more than once
+        # The kernels that make what an operation makes.
+        self.kernels = {at: set() if op.results else {at} for at, op in flow.ops.items()}
+        # Sums of the library, and what is made for one of them alone.
+        self.summing = set[int]()
+        for at, op in sorted(flow.ops.items(), reverse=True):
+            readers = {reader for value in op.results for reader, _ in flow.readers[value]}
+            large = op.name == _SUM and flow.values[op.operands[0]].elements >= _LIBRARY_SUM * devices
+            if large or (op.name in FUSED | {_RESHAPE} and len(readers) == 1 and readers <= self.summing):
+                self.summing.add(at)
+        # All operations that one needs, itself among them, as bits.
+        self.above: dict[int, int] = {-1: 0}
+        for at, op in sorted(flow.ops.items()):
+            self.above[at] = 1 << at
+            for operand in op.operands:
+                self.above[at] |= self.above.get(flow.values[operand].maker, 0)
+
+    def fuse(self) -> tuple[frozenset[int], Mapping[int, Sequence[int]]]:
+        flow, stored = self.flow, set[int]()
+        for value in sorted(range(len(flow.values)), key=lambda each: flow.values[each].maker, reverse=True):
+            maker, readers = flow.values[value].maker, {reader for reader, _ in flow.readers[value]}
+            fusing = self.again[value] = self._list_fusing(value, readers)
+            kernels = {kernel for reader in fusing for kernel in self.kernels[reader]}
+            if maker < 0 or not readers or len(fusing) < len(readers):
+                stored.add(value)
+                kernels.add(maker)
+            self.kernels.setdefault(maker, set()).update(kernels)
+        # A reshape of what is stored lies in its memory.
+        looped: dict[int, bool] = {}
+        for at, op in sorted(flow.ops.items()):
+            if op.name == _RESHAPE:
+                (operand,), (result,) = op.operands, op.results
+                looped[result] = looped[operand] if operand in looped else at in self.again[operand]
+                if not looped[result] and not any(
+                    flow.ops[reader].name in RETURN for reader, _ in flow.readers[result]
+                ):
+                    stored.discard(result)
+        return frozenset(stored), self.again
+
+    def _list_fusing(self, value: int, readers: set[int]) -> list[int]:
+        fusing = [reader for reader in sorted(readers) if self._may_fuse(value, reader)]
+        if fusing and self._is_read_apart(value, readers):
+            self.once.add(value)
+            return []
+        repeating = [reader for reader in fusing if self._repeats(value, reader)]
+        if self._is_costly(value):
+            kernels = {kernel for reader in readers for kernel in self.kernels[reader]}
+            if repeating or len(kernels) > 1:
+                return []
+        elif repeating:
+            self.repeats.add(value)
+        return fusing
+
+    def _may_fuse(self, value: int, reader: int) -> bool:
+        """Whether a reader may make a value, for all that the two say."""
+        maker, inside = self.flow.values[value].maker, self.flow.values[value].inside
+        if maker < 0 or inside != self.flow.ops[reader].inside:
+            return False
+        if reader in self.summing:
+            return maker in self.summing and self.flow.ops[maker].name != _SUM
+        return self._is_loop(maker) and self._is_loop(reader)
+
+    def _is_loop(self, at: int) -> bool:
+        op = self.flow.ops[at]
+        if op.name == "stablehlo.concatenate":
+            result, first = (self.flow.values[each] for each in (op.results[0], op.operands[0]))
+            rows = len(result.shape) > 1 and result.shape[-1] != first.shape[-1] and result.nbytes >= _LONG_ROWS
+            return len(op.operands) <= _JOINED and not rows
+        return op.name in _LOOPS and at not in self.summing
+
+    def _is_costly(self, value: int) -> bool:
+        op = self.flow.ops.get(self.flow.values[value].maker)
+        if op is None or op.name not in _COSTLY:
+            return False
+        # Divided is by one number for many: then it is multiplied by the inverse.
+        by = self.flow.ops.get(self.flow.values[op.operands[-1]].maker)
+        return op.name != "stablehlo.divide" or by is None or by.name not in _SPREAD
+
+    def _repeats(self, value: int, reader: int) -> bool:
+        """Whether the loops of a reader need an element more than once."""
+        op, many = self.flow.ops[reader], self.flow.values[value].elements
+        wider = op.name == "stablehlo.broadcast_in_dim" and self.flow.values[op.results[0]].elements > many
+        return wider or op.name == "stablehlo.gather" or not self.repeats.isdisjoint(op.results)
+
+    def _is_read_apart(self, value: int, readers: set[int]) -> bool:
+        """Whether a value that is made of several large ones is read by something else than loops, too, or by one that
+        also needs what others make of it."""
+        values, op = self.flow.values, self.flow.ops[self.flow.values[value].maker]
+        rank = _count_dims(values[value].shape)
+        large = [each for each in op.operands if _count_dims(values[each].shape) >= rank and not self._is_spread(each)]
+        if len(large) < 2 or sum(values[each].elements for each in set(op.operands)) <= values[value].elements:
+            return False
+        known: dict[int, bool] = {}
+        return not all(self._joins(op.number, reader, known) for reader in readers)
+
+    def _is_spread(self, value: int) -> bool:
+        op = self.flow.ops.get(self.flow.values[value].maker)
+        return op is not None and op.name in _SPREAD
+
+    def _joins(self, at: int, reader: int, known: dict[int, bool]) -> bool:
+        """Whether on all ways from an operation to a reader each can be fused into the next."""
+        if reader == at:
+            return True
+        if reader not in known:
+            values = self.flow.values
+            known[reader] = all(
+                each not in self.once
+                and self._may_fuse(each, reader)
+                and (len(self.flow.readers[each]) < 2 or not self._is_costly(each))
+                and self._joins(at, values[each].maker, known)
+                for each in self.flow.ops[reader].operands
+                if self.above.get(values[each].maker, 0) >> at & 1
+            )
+        return known[reader]
+
+
+def _count_dims(shape: Sequence[int]) -> int:
+    return sum(size > 1 for size in shape)
+
+
+def sort_breadth_first(flow: StepFlow, stored: frozenset[int], again: Mapping[int, Sequence[int]]) -> list[int]:
+    """The operations as XLA for CPUs runs them: whatever has all that it needs, in the order in which it came to have
+    it. What is fused runs where the first kernel does that it is fused into."""
+    # The kernels that each operation needs, arguments from -2 down, and what is fused into it, in order.
+    needed: dict[int, set[int]] = {at: set() for at in flow.ops}
+    fused: dict[int, dict[int, None]] = {at: {} for at in flow.ops}
+    inner: dict[int, list[int]] = {}
+    for at, op in sorted(flow.ops.items()):
+        inner.setdefault(op.inside, []).append(at)
+        for value in op.operands:
+            maker = flow.values[value].maker
+            if maker < 0:
+                needed[at].add(-2 - value)
+            elif flow.values[value].inside == op.inside and (value not in stored or at in again[value]):
+                needed[at] |= needed[maker]
+                fused[at].update({**fused[maker], maker: None})
+            else:
+                needed[at].add(maker)
+        # What is inside needs what is made outside.
+        outer = op.inside
+        while outer >= 0:
+            needed[outer] |= {each for each in needed[at] if each < outer}
+            outer = flow.ops[outer].inside
+    order: dict[int, None] = {}
+
+    def run(region: int) -> None:
+        kernels = [
+            at
+            for at in inner.get(region, ())
+            if flow.ops[at].name not in RETURN
+            and (not flow.ops[at].results or not stored.isdisjoint(flow.ops[at].results))
+        ]
+        sources = [-2 - value for value in flow.arguments] if region < 0 else []
+        known = {*kernels, *sources}
+        waits = {at: len(needed[at] & known) for at in kernels}
+        readers: dict[int, list[int]] = {}
+        for at in kernels:
+            for each in needed[at] & known:
+                readers.setdefault(each, []).append(at)
+        queue = [*(at for at in kernels if not waits[at]), *sources]
+        for at in queue:  # It grows meanwhile.
+            if at >= 0:
+                order.update(dict.fromkeys((*(each for each in fused[at] if each not in order), at)))
+                run(at)
+            for reader in readers.get(at, ()):
+                waits[reader] -= 1
+                if not waits[reader]:
+                    queue.append(reader)
+        order.update(dict.fromkeys(inner.get(region, ())))
+
+    run(-1)
+    return list(order)
