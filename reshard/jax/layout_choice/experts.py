@@ -110,12 +110,36 @@ def list_experts(
             found.append(_join_ends("domain parallel" + " over two dims" * (len(parts) - 1), step, specs))
     kept: dict[Any, Expert] = {}
     for one in found:
-        arguments = tuple((fixed_arguments or {}).get(at, spec) for at, spec in enumerate(one.in_shardings))
-        results = tuple((fixed_results or {}).get(at, spec) for at, spec in enumerate(one.out_shardings))
+        arguments = _keep_fixed(one.in_shardings, fixed_arguments or {})
+        results = _keep_fixed(one.out_shardings, fixed_results or {})
         kept.setdefault(
             (arguments, results, tuple(one.constraints.items())), Expert(one.name, arguments, results, one.constraints)
         )
     return list(kept.values())
+
+
+def _keep_fixed(
+    written: Sequence[PartitionSpec | None], fixed: Mapping[int, PartitionSpec]
+) -> tuple[PartitionSpec | None, ...]:
+    """An expert's specs with those that are fixed in their places: dims that these leave open are as the expert has
+    them, unless another dim has the axes."""
+    kept = list(written)
+    for at, spec in fixed.items():
+        own, opened = written[at], [part is P.UNCONSTRAINED for part in spec]
+        if own is None and all(opened):
+            continue
+        used = {name for part in spec if part is not P.UNCONSTRAINED for name in _list_axes(part)}
+        offered = [*(own or ()), *[None] * len(spec)]
+        dims = [
+            part if not free else None if used.intersection(_list_axes(other)) else other
+            for part, free, other in zip(spec, opened, offered, strict=False)
+        ]
+        kept[at] = P(*dims)
+    return tuple(kept)
+
+
+def _list_axes(part: Any) -> tuple[str, ...]:
+    return (part,) if isinstance(part, str) else tuple(part or ())
 
 
 def write_expert(step: TracedStep, expert: Expert, mesh: Mesh) -> Module:
@@ -148,8 +172,7 @@ def _spell_spec(spec: PartitionSpec, symbol: str, rank: int) -> Attribute:
     """A spec as a sharding of Shardy; dims that are unconstrained, or beyond its length, are open and whole."""
 
     def spell(part: Any) -> str:
-        names = (part,) if isinstance(part, str) else part or ()
-        return "{?}" if part is P.UNCONSTRAINED else f"{{{', '.join(map(json.dumps, names))}}}"
+        return "{?}" if part is P.UNCONSTRAINED else f"{{{', '.join(map(json.dumps, _list_axes(part)))}}}"
 
     dims = map(spell, (*spec, *[None] * (rank - len(spec))))
     return ir.Attribute.parse(f"#sdy.sharding<@{symbol}, [{', '.join(dims)}]>")

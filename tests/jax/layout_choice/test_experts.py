@@ -134,6 +134,12 @@ def test_what_is_fixed_and_what_is_given():
     assert next(iter(experts)) == OWN
     assert spec_of(step, experts[OWN], "x") == P("y", None, "x")
     assert all(one.in_shardings[0] == P("y") for one in experts.values())
+    # What is fixed in part is otherwise as each has it: jax takes no open dims of what comes in or out.
+    free = P.UNCONSTRAINED
+    fixed = {"fixed_arguments": {14: P(free, "x", free)}, "fixed_results": {0: P(free, free), 1: P("x", free)}}
+    step, experts = experts_of(train, WEIGHTS, WEIGHTS, given, **fixed)
+    assert spec_of(step, experts[OWN], "x") == P("y", "x", None)
+    assert experts[OWN].out_shardings[:2] == (None, P("x", None))
 
 
 def test_a_loop_over_layers_splits_its_stacked_weights():
