@@ -352,16 +352,21 @@ class _GraphBuilder:
 
     def _add_branches(self, branches: Branches) -> None:
         """One node for each result of a conditional, which reads what every branch returns for it."""
-        op, end = branches.op, self.order.ends[branches.op.number]
+        flow, order, op = self.flow, self.order, branches.op
+        end = order.ends[op.number]
         for place, result in enumerate(op.results):
-            if not self.flow.values[result].shape:
+            if not flow.values[result].shape:
                 continue
             view = self._dims_view(self._add_dims_node(self._name(op.number), result, op.times), result)
             self.views[op.number][1][place] = view
             self._write(view, end, op.times)
-            for returned in branches.returned:
-                if self._is_tensor(returned[place]):
-                    self._read((view[0], replace(view[1], tensor=returned[place])), -1, -1, end)
+            for each in branches.returned:
+                if self._is_tensor(returned := each[place]):
+                    # What a branch makes lies where the result does, and only one branch runs: it is over with its own.
+                    maker = flow.values[returned].maker
+                    leaves = [order.needs[read] for read in flow.readers[returned] if flow.ops[read[0]].name in RETURN]
+                    last = max(order.starts[maker], max(leaves) - 1) if maker > op.number else end
+                    self._read((view[0], replace(view[1], tensor=returned)), -1, -1, last)
 
     def _add_slots(self, op: FlowOp) -> None:
         """One node for each operand that an operation hands on as it is; the result lies in the operand's memory."""

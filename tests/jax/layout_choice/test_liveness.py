@@ -131,6 +131,18 @@ def test_the_peak_is_the_compilers_once_it_was_asked(mesh: JaxMesh) -> None:
     assert abs(learned.peak_bytes / choice.peak_bytes - 1) < 0.1 < abs(planned.peak_bytes / choice.peak_bytes - 1)
 
 
+def test_of_branches_the_largest_counts(mesh: JaxMesh) -> None:
+    def step(which: Any, x: Any, w: Any) -> Any:
+        branches = [lambda y: jnp.tanh(y @ w) @ w, lambda y: jnp.exp(y @ w.T) @ w, lambda y: y @ w @ w @ w]
+        return jax.lax.switch(which, branches, jnp.sin(x)) @ w
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2048, 128), (128, 128))]
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    choice = reshard.jax.autoshard(step, mesh, number, *shapes, network="tpu-v5p", compare="none")
+    assert choice.best.planned is not None
+    assert choice.best.planned.peak_bytes == pytest.approx(choice.peak_bytes, rel=0.02)
+
+
 # Two layers, the gradient of the first weight by what the second makes, and updates last, as programs have them.
 LAYERS = """func.func @main(%w: tensor<8x8xbf16> {tf.aliasing_output = 0 : i32}, %x: tensor<8x8xbf16>)
     -> (tensor<8x8xbf16>, tensor<8x8xbf16>, tensor<8x8xbf16>) {
