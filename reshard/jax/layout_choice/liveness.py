@@ -76,7 +76,7 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
     A program has all gradients first, and then all updates. Compilers take each gradient up as soon as it is there.
     """
     # For each update, elementwise as it is, the operation after which it can run.
-    ready, on_tpu = dict[int, int](), flow.platform == "tpu"
+    ready: dict[int, int] = {}
     for at, op in sorted(flow.ops.items(), reverse=True):
         readers = {reader for value in op.results for reader, _ in flow.readers[value]}
         last = all(each in ready or flow.ops[each].name in RETURN for each in readers)
@@ -87,8 +87,8 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
     for at in sorted(ready):
         makers = {flow.values[operand].maker for operand in flow.ops[at].operands}
         ready[at] = max(ready.get(each, each if each >= 0 and flow.ops[each].operands else -1) for each in makers)
-        # TPUs write a state over when nobody else reads it any more; CPUs copy it.
-        states = flow.donated.intersection(flow.ops[at].operands) if on_tpu and ready[at] >= 0 else ()
+        # A state is written over when nobody else reads it any more.
+        states = flow.donated.intersection(flow.ops[at].operands) if ready[at] >= 0 else ()
         others = [reader for value in states for reader, _ in flow.readers[value] if reader not in ready]
         ready[at] = max([ready[at], *others])
     updates: dict[int, list[int]] = {}

@@ -181,9 +181,12 @@ def sort_breadth_first(flow: StepFlow, stored: frozenset[int], again: Mapping[in
     # The kernels that each operation needs, arguments from -2 down, and what is fused into it, in order.
     needed: dict[int, set[int]] = {at: set() for at in flow.ops}
     fused: dict[int, dict[int, None]] = {at: {} for at in flow.ops}
-    inner: dict[int, list[int]] = {}
+    blocks: dict[int, list[list[int]]] = {}  # of each loop and conditional, and the step's own
     for at, op in sorted(flow.ops.items()):
-        inner.setdefault(op.inside, []).append(at)
+        inside = blocks.setdefault(op.inside, [[]])
+        inside[-1].append(at)
+        if op.name in RETURN:
+            inside.append([])
         for value in op.operands:
             maker = flow.values[value].maker
             if maker < 0:
@@ -200,14 +203,14 @@ def sort_breadth_first(flow: StepFlow, stored: frozenset[int], again: Mapping[in
             outer = flow.ops[outer].inside
     order: dict[int, None] = {}
 
-    def run(region: int) -> None:
+    def run(block: Sequence[int], arguments: Sequence[int] = ()) -> None:
         kernels = [
             at
-            for at in inner.get(region, ())
+            for at in block
             if flow.ops[at].name not in RETURN
             and (not flow.ops[at].results or not stored.isdisjoint(flow.ops[at].results))
         ]
-        sources = [-2 - value for value in flow.arguments] if region < 0 else []
+        sources = [-2 - value for value in arguments]
         known = {*kernels, *sources}
         waits = {at: len(needed[at] & known) for at in kernels}
         readers: dict[int, list[int]] = {}
@@ -218,12 +221,13 @@ def sort_breadth_first(flow: StepFlow, stored: frozenset[int], again: Mapping[in
         for at in queue:  # It grows meanwhile.
             if at >= 0:
                 order.update(dict.fromkeys((*(each for each in fused[at] if each not in order), at)))
-                run(at)
+                for each in blocks.get(at, ()):
+                    run(each)
             for reader in readers.get(at, ()):
                 waits[reader] -= 1
                 if not waits[reader]:
                     queue.append(reader)
-        order.update(dict.fromkeys(inner.get(region, ())))
+        order.update(dict.fromkeys(block))
 
-    run(-1)
+    run(blocks[-1][0], flow.arguments)
     return list(order)
