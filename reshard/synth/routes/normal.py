@@ -443,7 +443,8 @@ def _wait_on_local(chains: Chains) -> Iterator[tuple[Chains, list[State]]]:
     passed = [d for d in chains.digits if d.src != d.dst and d.src is not None and d.dst is not None]
     free = [(d.radix, d.dst) for d in passed if d.dst not in before]
     spent = [(d.radix, d.src) for d in passed if d.src not in after]
-    if not chains.refinement.exact or not (free or spent):
+    # Along digits of no elements nothing can wait, and nothing needs to.
+    if not chains.refinement.exact or not (free or spent) or not all(d.radix for d in chains.digits):
         return
     # Along the digit that another chain starts with, a free stride leaves with what takes that digit.
     plain = [d.dst if d.src is None and d.dst not in before else d.src for d in chains.digits]

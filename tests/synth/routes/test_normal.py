@@ -248,6 +248,10 @@ def test_moves_of_equal_digits_take_equal_seconds_wherever_these_stand():
         check(plan)
 
 
+def test_nothing_waits_along_digits_of_no_elements():
+    check(rs.plan("f32[0, {z}{x}1] + sum{y}", "f32[{z}0, {y}2]", mesh=CUBE, network="tpu-v5p"))
+
+
 def test_small_arrays_take_fewer_messages():
     """An all-to-all over 16 devices is 15 messages; gathering all of it, doubling each time, is 4."""
     mesh = Mesh(x=4, y=4)
