@@ -163,6 +163,7 @@ Shares = dict[int, tuple[Block, ...]]
 def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     """For each piece of the target, the source pieces that it overlaps, with the blocks in common.
 
+    >>> from reshard.types.mesh import Mesh
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
     >>> {p: [(each.src, each.dst, each.elements) for each in blocks] for p, blocks in shares(before, after)[1].items()}
     {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
@@ -211,6 +212,7 @@ def list_alike(source: Dim, target: Dim, number: int, *, given: bool) -> tuple[A
     """What one piece of the target shares with pieces of the source, each of which is in one of these; or, `given`, one
     piece of the source with those of the target.
 
+    >>> from reshard.types.mesh import Mesh
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=4)).dims for text in ("f32[{x}2]", "f32[8]"))
     >>> list_alike(before, after, 0, given=False)
     (Alike(number=0, repeats=(Repeat(times=4, number=1, src=0, dst=2),), blocks=(Block(src=0, dst=0, axes=(Axis(extent=2, src=1, dst=1),)),)),)
@@ -251,6 +253,7 @@ def shares_of(source: Dim, target: Dim, number: int) -> Shares:
 def shares_from(source: Dim, target: Dim, number: int) -> Shares:
     """What one piece of the source shares with each piece of the target, without working out the others.
 
+    >>> from reshard.types.mesh import Mesh
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
     >>> {q: [(each.src, each.dst, each.elements) for each in both] for q, both in shares_from(before, after, 1).items()}
     {1: [(0, 1, 1)], 2: [(1, 0, 2)]}
@@ -447,6 +450,7 @@ class MeetingPieces(NamedTuple):
 def tally_meetings(source: Dim, target: Dim) -> MeetingPieces | None:
     """What pieces of two dims share, as numpy's arrays; None for dims of digits, short tables and without numpy.
 
+    >>> from reshard.types.mesh import Mesh
     >>> tally_meetings(*(Layout.parse(text, Mesh(x=4)).dims[0] for text in ("f32[{x}2]", "f32[8]")))
     """
     if source.pieces is None and target.pieces is None:
@@ -521,6 +525,7 @@ def fullest_piece(dim: Dim) -> int:
 def piece_sizes(dim: Dim) -> Mapping[int, int]:
     """How many pieces of a dim have how many elements, from the digits: a million pieces take no longer than two.
 
+    >>> from reshard.types.mesh import Mesh
     >>> dict(piece_sizes(Layout.parse("f32[{x}3/2999990]", Mesh(x=1_000_000)).dims[0]))
     {3: 999996, 2: 1, 0: 3}
     """
@@ -712,6 +717,7 @@ _FASTER = 8
 def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
     """For each piece of the target, how many indices it shares with each source piece that it overlaps.
 
+    >>> from reshard.types.mesh import Mesh
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
     >>> shared_elements(before, after)
     ({0: 2}, {0: 1, 1: 1}, {1: 2})
@@ -787,6 +793,7 @@ def _count_steps(source: Sequence[Level], target: Sequence[Level], size: int) ->
 def shortest_shared(source: Dim, target: Dim) -> int:
     """The fewest indices that are neighbours in both of two pieces which share them, 1 if there are none.
 
+    >>> from reshard.types.mesh import Mesh
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}9]", "f32[{y}6]"))
     >>> shortest_shared(before, after)
     3
