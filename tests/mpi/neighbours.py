@@ -232,6 +232,14 @@ def late(comm: MPI.Intracomm) -> Iterator[Case]:
         yield f"{nodes} nodes, pushed {pushed}, begun {begins}, out {out}", call
 
 
+def _overtaken(comm: MPI.Intracomm, case: _Shifted, nodes: int) -> None:
+    """Who gives to a late rank is calls ahead of it, and may not write what that has not read."""
+    with _prepared(comm, case.pair, nodes) as handle:
+        for step in range(12):
+            time.sleep(0.02 * (comm.rank == LATE))
+            case.there(handle, step)
+
+
 def races(comm: MPI.Intracomm) -> Iterator[Case]:
     """Several calls under way, ranks that come in any order or not at all, and the end of handles."""
     case = _Shifted(comm)
@@ -280,5 +288,6 @@ def races(comm: MPI.Intracomm) -> Iterator[Case]:
     for nodes in sorted({1, 2, comm.size}):
         yield f"several under way, {nodes} nodes", partial(several, nodes)
         yield f"pauses, {nodes} nodes", partial(raced, nodes)
+        yield f"a rank that comes late to each call, {nodes} nodes", partial(_overtaken, comm, case, nodes)
         if nodes != 2:  # It waits for seconds.
             yield f"a rank that makes no call, {nodes} nodes", partial(gone, nodes)
