@@ -34,7 +34,7 @@ from reshard.doctor.infer_layouts import (
     GlobalDigit,
     TracedDigits,
     build_layouts,
-    find_mesh,
+    fit_mesh_to_digits,
     trace_digits,
 )
 from reshard.errors import LayoutError, MeshError, ReshardError
@@ -436,7 +436,7 @@ def list_op_moves(
             for each in arrays
         ]
         try:
-            found = find_mesh(mesh, devices, [dim for each in dims for dim in each])
+            found = fit_mesh_to_digits(mesh, devices, [dim for each in dims for dim in each])
             pairs = [build_layouts(found, each, dtype) for each, dtype in zip(dims, dtypes, strict=True)]
         except (MeshError, LayoutError):
             continue

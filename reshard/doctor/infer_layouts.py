@@ -155,7 +155,7 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> InferredMove | N
         tile = tracer.tiles[int(origins.leaf[0])].dims
         local = tuple((size, stride) for size, stride in zip(sizes, list_strides(tile), strict=True) if size > 1)
         dims += [[GlobalDigit(size, None, None, stride)] for size, stride in local]
-        pair = build_layouts(find_mesh(None, tracer.devices, dims), dims, dtype)
+        pair = build_layouts(fit_mesh_to_digits(None, tracer.devices, dims), dims, dtype)
         return InferredMove(*pair, devices, local, int(places[0, 0]), at)
     except (Untraceable, ReshardError):
         return None
@@ -227,7 +227,7 @@ def infer_layouts(
             return None
         dims, firsts = traced.dims(), traced.firsts()
         places = tuple((digit.radix, digit.place) for dim in dims for digit in dim if digit.place is not None)
-        mesh = find_mesh(mesh, tracer.devices, dims, summed)
+        mesh = fit_mesh_to_digits(mesh, tracer.devices, dims, summed)
         return InferredMove(*build_layouts(mesh, dims, dtype, summed), firsts, places, traced.start)
     except (Untraceable, ReshardError):
         return None
@@ -453,7 +453,7 @@ def build_layouts(
     return Layout(mesh, before, dtype, "sum" if partial else None, partial), Layout(mesh, after, dtype)
 
 
-def find_mesh(
+def fit_mesh_to_digits(
     mesh: Mesh | None, devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]] = ()
 ) -> Mesh:
     """A mesh of so many devices, if all digits are of its axes, else one with an axis for each part of the device

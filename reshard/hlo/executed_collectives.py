@@ -45,7 +45,7 @@ from reshard.errors import NotationError, quoted, shortened
 from reshard.geometry.blocks import list_strides
 from reshard.hlo.instruction import Array, Instruction
 from reshard.hlo.module import CallSite, Computation, Module, Source, source_of
-from reshard.types.notation.hlo import IdRun, list_ids, list_iota_runs
+from reshard.types.notation.hlo import IdRun, list_iota_runs, list_run_ids
 from reshard.types.reductions import all_reduce_elements
 from reshard.types.whole import check_kind, read_items, whole, written
 
@@ -289,8 +289,8 @@ def _regular_groups(text: str, order: str, outer: Sequence[IdRun], inner: Sequen
         raise _too_many_devices(text)
 
     def expand() -> tuple[tuple[int, ...], ...]:
-        ids, members = list_ids(runs) if listed is None else listed, list_ids(inner)
-        return tuple(tuple(ids[first + at] for at in members) for first in list_ids(outer))
+        ids, members = list_run_ids(runs) if listed is None else listed, list_run_ids(inner)
+        return tuple(tuple(ids[first + at] for at in members) for first in list_run_ids(outer))
 
     return Groups(count, size, expand)
 

@@ -139,6 +139,7 @@ def _keep_fixed(
 
 
 def _list_axes(part: Any) -> tuple[str, ...]:
+    """The axes that one entry of a spec names."""
     return (part,) if isinstance(part, str) else tuple(part or ())
 
 

@@ -258,10 +258,10 @@ def _find_iota(ids: tuple[int, ...]) -> tuple[IdRun, ...] | None:
         left = left[::size]
     by_stride = sorted(runs)
     strides = [math.prod(run.size for run in by_stride[:at]) for at in range(len(by_stride))]
-    return tuple(runs) if [run.stride for run in by_stride] == strides and list_ids(runs) == ids else None
+    return tuple(runs) if [run.stride for run in by_stride] == strides and list_run_ids(runs) == ids else None
 
 
-def list_ids(runs: Sequence[IdRun]) -> tuple[int, ...]:
+def list_run_ids(runs: Sequence[IdRun]) -> tuple[int, ...]:
     """The ids that the runs enumerate, the last run varying fastest."""
     count = math.prod(run.size for run in runs)
     if count > MOST_IDS:
@@ -280,7 +280,7 @@ def _read_named(reader: Reader) -> RawSharding | Untiled:
     if reader.match(_IDS):
         runs, ids = _read_devices(reader, math.prod(size for _, size in axes))
         reader.need(")", "close the device ids with )")
-        ids = list_ids(runs or ()) if ids is None else ids
+        ids = list_run_ids(runs or ()) if ids is None else ids
     mesh, advice = RawMesh(axes, ids), "one {} per dim in [] follows the mesh, as in {mesh['x'=2], [{'x'}, {}]}"
     reader.need(",", advice)
     if reader.sees("["):
@@ -310,7 +310,7 @@ def _place_tiling(raw: Tiling, rank: int) -> Placed:
         axes = [tuple(sub for run in dim for sub in mesh.sub_axes(*run)) for dim in dims]
     else:
         split = [size for size in raw.sizes if size > 1]
-        ids = raw.ids or list_ids(raw.runs or ())
+        ids = raw.ids or list_run_ids(raw.runs or ())
         mesh = Mesh(((f"d{at}", size) for at, size in enumerate(split)), device_ids=ids)
         names = iter(mesh.axes)
         axes = [(mesh.sub_axis(next(names)),) if size > 1 else () for size in raw.sizes]
