@@ -156,19 +156,34 @@ class _LoopFusion:
 
     def _joins(self, at: int, reader: int, known: dict[int, bool]) -> bool:
         """Whether on all ways from an operation to a reader each can be fused into the next."""
-        if reader == at:
-            return True
-        if reader not in known:
-            values = self.flow.values
-            known[reader] = all(
-                each not in self.once
-                and self._may_fuse(each, reader)
-                and (len(self.flow.readers[each]) < 2 or not self._is_costly(each))
-                and self._joins(at, values[each].maker, known)
-                for each in self.flow.ops[reader].operands
-                if self.above.get(values[each].maker, 0) >> at & 1
-            )
+        # By a list of its own: chains may be longer than Python's stack.
+        known[at] = True
+        path = [reader]
+        while path:
+            end = path[-1]
+            if end not in known:
+                makers = [self.flow.values[each].maker for each in self._list_between(at, end)]
+                opened = next((maker for maker in makers if not known.get(maker, False)), None)
+                if any(not self._may_join(each, end) for each in self._list_between(at, end)):
+                    known[end] = False
+                elif opened is None:
+                    known[end] = True
+                elif opened in known:
+                    known[end] = False
+                else:
+                    path.append(opened)
+                    continue
+            path.pop()
         return known[reader]
+
+    def _list_between(self, at: int, end: int) -> list[int]:
+        """The operands of an operation that another one leads to."""
+        operands = self.flow.ops[end].operands
+        return [each for each in operands if self.above.get(self.flow.values[each].maker, 0) >> at & 1]
+
+    def _may_join(self, value: int, reader: int) -> bool:
+        alone = len(self.flow.readers[value]) < 2 or not self._is_costly(value)
+        return value not in self.once and self._may_fuse(value, reader) and alone
 
 
 def _count_dims(shape: Sequence[int]) -> int:

@@ -304,3 +304,15 @@ def test_what_a_loop_makes_again_it_needs_the_operands_of_and_kernels_run_as_soo
     assert order.needs[total, 0] == 0
     # What needs arguments alone runs before what needs a product.
     assert order.starts[thrice] < order.starts[others[0]] and order.starts[first] < order.starts[others[0]]
+
+
+def test_chains_of_cheap_operations_may_be_longer_than_a_stack() -> None:
+    def walk(x: Any, y: Any) -> Any:
+        start = end = x * y + jnp.flip(x)
+        for _ in range(1500):
+            end = end + y
+        return end * start
+
+    flow = read_flow(trace_step(walk, [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2, platform="cpu"))
+    # One loop adds it all up, and makes the start in both places.
+    assert len(order_as_written(flow).stored.difference(flow.arguments)) == 1
