@@ -82,11 +82,3 @@ def test_an_empty_folder_and_two_indexes_are_refused(tmp_path: Path):
         (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
     with pytest.raises(FileError, match="open one of them"):
         rs.files.open(tmp_path)
-
-
-@pytest.mark.slow
-def test_four_ranks_raise_the_same_error(tmp_path: Path):
-    pytest.importorskip("mpi4py")
-    from tests.mpi import running
-
-    running.check("bad_checkpoints.bad_files", 4, tmp_path)

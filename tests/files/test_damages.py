@@ -187,14 +187,6 @@ def test_an_undamaged_copy_elsewhere_is_intact(tmp_path: Path):
     assert not rs.files.check(tmp_path / "moved").faults
 
 
-@pytest.mark.slow
-def test_ranks_that_read_a_part_each_find_a_damage_together(tmp_path: Path):
-    pytest.importorskip("mpi4py")
-    from tests.mpi import running
-
-    running.check("damaged.damages", 4, tmp_path)
-
-
 def print_table() -> None:
     """The table in docs/explanation/files.md: `python -m tests.files.test_damages`."""
     import tempfile

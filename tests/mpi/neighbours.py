@@ -276,7 +276,7 @@ def races(comm: MPI.Intracomm) -> Iterator[Case]:
 
     def gone(nodes: int) -> None:
         # A rank that makes no call ends those of its neighbours after the limit; then all prepare the handle anew.
-        with _prepared(comm, case.pair, nodes, limit=3.0) as handle:
+        with _prepared(comm, case.pair, nodes, limit=1.5) as handle:
             out = np.full(case.after.shape, -5, "int32")
             error = None if comm.rank == LATE else caught_by(partial(handle, case.before, out=out))
             if comm.rank in case.takers:
@@ -289,5 +289,5 @@ def races(comm: MPI.Intracomm) -> Iterator[Case]:
         yield f"several under way, {nodes} nodes", partial(several, nodes)
         yield f"pauses, {nodes} nodes", partial(raced, nodes)
         yield f"a rank that comes late to each call, {nodes} nodes", partial(_overtaken, comm, case, nodes)
-        if nodes != 2:  # It waits for seconds.
+        if nodes != 2:  # It waits for a limit.
             yield f"a rank that makes no call, {nodes} nodes", partial(gone, nodes)

@@ -6,6 +6,7 @@ the topic and the case that failed.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def test_topics_one_after_another(ranks: int, tmp_path: Path):
 MISTAKES = ("planning", "arguments", "threads", "sums", "meetings", "skipped", "no_memory")
 TREES_OF_FOUR = ("moves_through_views", "moves_passed_on", "few_messages", "moves")
 CROSSINGS = ("moves_sampled", "relays", "mistakes", "groups")
+DAMAGES = ("bad_checkpoints.bad_files", "damaged.damages") if find_spec("zarr") else ()  # With Open MPI there is none.
 SLOW = [
     (1, ["cases.moves", "on_gpus.moves", "arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
     (2, ["on_gpus.moves", "again.moves", "ragged.arrays", "sparse.of_jax"]),
@@ -78,7 +80,13 @@ SLOW = [
         ],
     ),
     (4, ["on_gpus.moves", *(f"trees.{name}" for name in TREES_OF_FOUR), "arrays.calibration"]),
-    (4, [*(f"crossing.{name}" for name in CROSSINGS), "loading.random_loads", "loading.owners"]),
+    (
+        4,
+        [
+            *(f"crossing.{name}" for name in CROSSINGS),
+            *("loading.random_loads", "loading.owners", *DAMAGES),
+        ],
+    ),
     (
         4,
         [
