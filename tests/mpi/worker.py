@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -15,6 +16,8 @@ from typing import TextIO
 from mpi4py import MPI
 
 Case = tuple[str, Callable[[], None]]
+PATIENCE = 60
+"""Seconds that a rank whose case failed waits for the others."""
 
 
 def main(report: str, *topics: str) -> None:
@@ -28,6 +31,7 @@ def main(report: str, *topics: str) -> None:
 
 
 def run(comm: MPI.Intracomm, cases: Iterable[Case], file: TextIO) -> None:
+    reports = comm.Dup()  # A rank that fails has left calls of the case unmade: its report must not be taken for one.
     for name, case in cases:
         write(file, name, "begun, not ended")
         text = ""
@@ -35,8 +39,23 @@ def run(comm: MPI.Intracomm, cases: Iterable[Case], file: TextIO) -> None:
             case()
         except Exception:
             text = traceback.format_exc(limit=-4)
-        wrong = [(rank, text) for rank, text in enumerate(comm.gather(text) or ()) if text]
+        if not meet(reports, PATIENCE if text else None):
+            print(f"rank {comm.rank} failed in {name}, and another is still in it\n{text}", flush=True)
+            comm.Abort(1)
+        wrong = [(rank, text) for rank, text in enumerate(reports.gather(text) or ()) if text]
         write(file, name, "".join(f"rank {rank}: {text}" for rank, text in wrong[:2]))
+
+
+def meet(comm: MPI.Intracomm, seconds: float | None) -> bool:
+    """Whether all ranks come here; a rank that waits without an end is ended by one that does not."""
+    barrier = comm.Ibarrier()
+    if seconds is None:
+        barrier.Wait()
+        return True
+    end = time.monotonic() + seconds
+    while not (there := barrier.Test()) and time.monotonic() < end:
+        time.sleep(0.001)
+    return there
 
 
 def write(file: TextIO, name: str, text: str) -> None:
