@@ -32,7 +32,6 @@ from reshard.jax.crossing.host import (
     HostExchange,
     HostPart,
     plan_host_exchange,
-    read_host_part,
     run_host_exchanges,
     shards_of,
 )
@@ -211,7 +210,7 @@ class HostMove:
             return jax.device_put(x, self.ends.target)
         if self.steps or self.donate or into is not None:
             return run_host_moves([HostCall(self, x, self.donate, into, scale)])[0]
-        return self.make_result(run_host_exchanges([read_host_part(self.exchange, x)])[0], None, None)
+        return self.make_result(run_host_exchanges([HostPart(self.exchange, x)])[0], None, None)
 
     def make_result(self, tiles: Sequence[Any], into: jax.Array | None, scale: jax.Array | None) -> jax.Array:
         """The target from the exchange's tiles."""
@@ -288,7 +287,7 @@ def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
             over = id(x) in donated and not uses[id(x)]
             if over and near is not x:  # Others of this turn may still read it.
                 x.delete() if alone else spent.append(x)
-            parts.append(read_host_part(move.exchange, near, over or near is not x, number))
+            parts.append(HostPart(move.exchange, near, over or near is not x, number))
             if move.exchange.fills and into is not None and number not in old:
                 shards = shards_of(into)
                 # Replicas are one memory in what was made here, and are not in what XLA has made.

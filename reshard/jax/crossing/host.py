@@ -78,8 +78,7 @@ class HostExchange(NamedTuple):
 
     If it `fills` part of the target, the rest of the target's tiles stays. If there are `runs`, nothing is copied: each
     tile of the target is a run of memory of the shard at one position, from an element of it on. If there is another
-    exchange `then`, this one makes the whole array, of which that one makes the target. The one `of_whole` makes it of
-    the array on the host, where JAX has kept that; it may be None.
+    exchange `then`, this one makes the whole array, of which that one makes the target.
     """
 
     copies: tuple[Copy, ...]
@@ -92,7 +91,6 @@ class HostExchange(NamedTuple):
     fills: bool
     runs: tuple[tuple[int, int], ...] = ()
     then: HostExchange | None = None
-    of_whole: HostExchange | None = None
 
     @property
     def cost(self) -> int:
@@ -176,37 +174,19 @@ def plan_host_exchange(
     if not may_share or shared or not operand.even or len(senders) < 2:
         return direct
     # Eight tiles to eight are 64 copies, and by way of the whole array 16, or 8 whose result the tiles are parts of.
-    of_whole = plan_host_exchange(whole, result, shares=True)
-    through = plan_host_exchange(operand, whole)._replace(then=of_whole)
-    fits = of_whole.runs or whole.tile_bytes <= TOGETHER
-    best = through if fits and through.cost < direct.cost else direct
-    return best._replace(of_whole=of_whole)
+    then = plan_host_exchange(whole, result, shares=True)
+    through = plan_host_exchange(operand, whole)._replace(then=then)
+    fits = then.runs or whole.tile_bytes <= TOGETHER
+    return through if fits and through.cost < direct.cost else direct
 
 
 class HostPart(NamedTuple):
-    """An array that an exchange reads, and the number of the result of which it fills all or a part.
-
-    It reads the array as it is on the host if `whole` is that, and else its shards.
-    """
+    """An array whose shards an exchange reads, and the number of the result of which it fills all or a part."""
 
     exchange: HostExchange
     near: jax.Array
     donate: bool = False
     result: int = 0
-    whole: Array | None = None
-
-    @property
-    def read(self) -> int:
-        """The identity of what it reads."""
-        return id(self.near if self.whole is None else self.whole)
-
-
-def read_host_part(exchange: HostExchange, near: jax.Array, donate: bool = False, result: int = 0) -> HostPart:
-    """The part that an exchange reads of an array: of the copy that JAX has kept of it on the host, if there is one."""
-    # JAX keeps one once `np.asarray` or `jax.device_put` has read the array, and has no public name for it.
-    if exchange.of_whole is None or donate or getattr(near, "_npy_value", None) is None:
-        return HostPart(exchange, near, donate, result)
-    return HostPart(exchange.of_whole, near, donate, result, np.asarray(near))
 
 
 Shard = tuple[int, int]
@@ -236,11 +216,8 @@ def run_host_exchanges(
     owned = {(key, at): shard for key, near in donated.items() for at, shard in shards_of(near).items()}
     memory: dict[int, dict[int, Array]] = {}
     for part in parts:
-        key, near = part.read, part.near
+        key, near = id(part.near), part.near
         read = memory.setdefault(key, {})
-        if part.whole is not None:
-            read[0] = _as_plain_numbers(part.whole)
-            continue
         for at in part.exchange.senders:
             if at not in read:
                 shard = owned[key, at] if donated and key in donated else near.addressable_data(at)
@@ -249,7 +226,7 @@ def run_host_exchanges(
     for part in parts:
         first.setdefault(part.result, part)
     tiles = {
-        number: _share_runs(part.exchange, memory[part.read], part.near.dtype)
+        number: _share_runs(part.exchange, memory[id(part.near)], part.near.dtype)
         if part.exchange.runs
         else _make_tiles(part.exchange, part.near.dtype, old.get(number, ()), number in kept)
         for number, part in first.items()
@@ -259,16 +236,18 @@ def run_host_exchanges(
     alone = total < THREADED or count_cores() < 2
     if alone and not donated:
         for part in parts:
-            _copy_all(part.exchange, plain[part.result], memory[part.read])
+            _copy_all(part.exchange, plain[part.result], memory[id(part.near)])
         return {number: _finish_tiles(part, tiles[number]) for number, part in first.items()}
     pieces = (
         _Piece(
-            _part_of(plain[part.result][receiver], put), _part_of(memory[part.read][sender], taken), (part.read, sender)
+            _part_of(plain[part.result][receiver], put),
+            _part_of(memory[id(part.near)][sender], taken),
+            (id(part.near), sender),
         )
         for part in parts
         for sender, taken, receiver, put in part.exchange.copies
     )
-    uses = Counter((part.read, copy.sender) for part in parts for copy in part.exchange.copies)
+    uses = Counter((id(part.near), copy.sender) for part in parts for copy in part.exchange.copies)
     _delete_shards(shard for key, shard in owned.items() if key not in uses)
     # Several threads copy much; shards come in order, when their copies are done.
     units = map(lambda piece: [piece], pieces) if alone else _share_pieces(pieces)
