@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from reshard.cli.option_groups import Command, argument, network_argument
+from reshard.cli.requests import read_pairs
 from reshard.errors import ReshardError, quoted
 from reshard.geometry.detect import as_layout
 from reshard.types.input_files import open_input
@@ -72,7 +73,7 @@ def print_load_plan(options: LoadOptions) -> int:
 
     ckpt, mesh = files.open(options.path), Mesh.parse(options.mesh)
     rules = _read_rules(options)
-    sizes = {name: size for name, size in map(_read_named_size, options.size or ())}
+    sizes = {name: int(text) for name, text in read_pairs("size", options.size)}
     targets: dict[str, Layout] = {}
     for name, (shape, dtype) in list_target_types(ckpt, options.names, sizes).items():
         # A spec may have fewer dims than a tensor: the rest of them are not cut.
@@ -91,15 +92,6 @@ def print_load_plan(options: LoadOptions) -> int:
     )
     print(plan.to_json(2) if options.json else plan)
     return 0
-
-
-def _read_named_size(text: str) -> tuple[str, int]:
-    """NAME=N."""
-    name, _, number = text.partition("=")
-    size = written(number) if number.isdecimal() else None
-    if not name or size is None:
-        raise ReshardError(f"--size {quoted(text)}: write NAME=N, such as tp=8")
-    return name, size
 
 
 def _read_rules(options: LoadOptions) -> list[tuple[str, str]]:

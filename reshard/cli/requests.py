@@ -91,16 +91,14 @@ def _read_move(source: Layout, target: Layout, options: MoveOptions) -> Move | N
     """The move of a call that has a view, a part or a cast; None for two layouts of one array."""
     if options.view is None and not (options.size or options.take or options.into or options.cast):
         return None
-    # A number of more digits than Python reads has no size: -1, which `Move` refuses with the atom's name.
-    texts = _read_pairs("size", options.size)
-    sizes = {name: size if (size := written(text)) is not None else -1 for name, text in texts}
+    sizes = {name: int(text) for name, text in read_pairs("size", options.size)}
     if taken := sorted(_NOT_ATOMS.intersection(sizes)):
         raise NotationError(f"--size {taken[0]}: no atom can have this name; call it otherwise in --view")
     take, into = (
         {
             # Without a view, a dim is named by its number.
             int(name) if options.view is None and re.fullmatch("[0-9]{1,4}", name) else name: read_part(text)
-            for name, text in _read_pairs(what, given)
+            for name, text in read_pairs(what, given)
         }
         for what, given in (("take", options.take), ("into", options.into))
     )
@@ -108,15 +106,16 @@ def _read_move(source: Layout, target: Layout, options: MoveOptions) -> Move | N
     return Move(source, target, options.view, take=take, into=into, cast=options.cast, **given)
 
 
-def _read_pairs(what: str, given: Sequence[str] | None) -> list[tuple[str, str]]:
+def read_pairs(what: str, given: Sequence[str] | None) -> list[tuple[str, str]]:
     """NAME=VALUE texts as pairs."""
     pairs: list[tuple[str, str]] = []
     for text in given or ():
         name, equals, value = text.partition("=")
-        if not (equals and name and value) or (what == "size" and not value.isdecimal()):
-            raise NotationError(
-                f"--{what} {text!r}: write NAME={'N' if what == 'size' else 'INDEX or NAME=START:STOP'}"
-            )
+        # A number of more digits than Python reads is no size either.
+        wrong = what == "size" and (not value.isdecimal() or written(value) is None)
+        if wrong or not (equals and name and value):
+            form = "N" if what == "size" else "INDEX or NAME=START:STOP"
+            raise NotationError(f"--{what} {quoted(text)}: write NAME={form}")
         pairs.append((name, value))
     return pairs
 

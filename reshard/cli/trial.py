@@ -19,7 +19,7 @@ from rich.text import Text
 
 from reshard.errors import ReshardError
 from reshard.plans.plan import Plan
-from reshard.runtime import Account, oracle
+from reshard.runtime import oracle
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.show import terminal
 from reshard.types import Layout, dtypes
@@ -179,15 +179,6 @@ class Promise(NamedTuple):
     def kept(self) -> bool:
         """Whether no more was measured than promised."""
         return self.measured <= self.promised
-
-
-def list_promises(plan: Plan, account: Account) -> list[Promise]:
-    """Bytes received, launches and peak: each as promised and as measured."""
-    return [
-        Promise("bytes received", account.received_bytes, plan.received_bytes, bytes_text),
-        Promise("launches", account.launches, plan.launches, str),
-        Promise("peak", account.peak_bytes, plan.peak_bytes, bytes_text),
-    ]
 
 
 def show_promises(out: Console, rows: Sequence[Promise]) -> None:

@@ -419,7 +419,8 @@ def _pass_on_parcels(launches: list[Launch]) -> list[Launch]:
         others = [one for one in order if one != at]
         routes = [_find_route(launches, parcel, others) for parcel in launches[at].parcels]
         found = [route for route in routes if route is not None]
-        if len(found) < len(routes) or _is_passed_on(launches, at):
+        ways = (parcel.passed_on for each in launches for parcel in each.parcels)
+        if len(found) < len(routes) or any(way is not None and way[0] == at for way in ways):
             continue
         for parcel, (by, through) in zip(launches[at].parcels, found, strict=True):
             one = launches[by]
@@ -435,13 +436,6 @@ def _pass_on_parcels(launches: list[Launch]) -> list[Launch]:
         )
         for at in order
     ]
-
-
-def _is_passed_on(launches: Sequence[Launch], at: int) -> bool:
-    """Whether something that a launch brings is passed on by another."""
-    return any(
-        parcel.passed_on is not None and parcel.passed_on[0] == at for launch in launches for parcel in launch.parcels
-    )
 
 
 def _find_route(

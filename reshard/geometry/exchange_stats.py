@@ -70,8 +70,16 @@ def fewest_received(source: Layout, target: Layout) -> int:
     9
     """
     groups = dim_groups(source, target)
-    if any(_misses_all(group) for group in groups):
-        return math.prod(fullest_piece(dim) for dim in target.dims)
+    for group in groups:
+        # Whether some device's target tile is full and has no element in common with its source tile.
+        most = math.prod(fullest_piece(dim) for dim in group.after)
+        if (stats := _closed_stats(group)) is not None:
+            misses_all = any(tile.needed == most and not tile.held for tile in stats.tiles)
+        else:
+            figures = _figures_of_devices(group)
+            misses_all = (most, 0) in set(zip(figures.needed, figures.held, strict=True))
+        if most and misses_all:
+            return math.prod(fullest_piece(dim) for dim in target.dims)
     kinds = itertools.product(*(_group_stats(group).tiles for group in groups))
     return max(math.prod(k.needed for k in kind) - math.prod(k.held for k in kind) for kind in kinds)
 
@@ -196,15 +204,6 @@ def _group_stats(group: DimGroup) -> ExchangeStats:
 @lru_cache(maxsize=1024)
 def _closed_stats(group: DimGroup) -> ExchangeStats | None:
     return _one_sided_stats(group) or contiguous_stats(group) or _tabulated_stats(group)
-
-
-def _misses_all(group: DimGroup) -> bool:
-    """Whether some device's target tile is full and has no element in common with its source tile."""
-    most = math.prod(fullest_piece(dim) for dim in group.after)
-    if (stats := _closed_stats(group)) is not None:
-        return any(most and tile.needed == most and not tile.held for tile in stats.tiles)
-    figures = _figures_of_devices(group)
-    return most > 0 and (most, 0) in set(zip(figures.needed, figures.held, strict=True))
 
 
 class _DeviceFigures(NamedTuple):

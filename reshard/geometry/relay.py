@@ -198,7 +198,10 @@ def _deal_classes(classes: Sequence[_Class], holders: Mapping[Tile, Sequence[int
     """Who is given what, so that the busiest device sends little."""
     demands = [Demand(each.size, holders[each.tile], each.lacking) for each in classes]
     counts = balance_shares(demands, bound)
-    passed = count_passed_on(demands, counts)
+    passed: Counter[int] = Counter()
+    for demand, some in zip(demands, counts, strict=True):
+        for device, count in zip(demand.lacking, some, strict=True):
+            passed[device] += count * demand.further
     given: dict[Tile, list[_Given]] = {}
     for each, some in zip(classes, counts, strict=True):
         ends = list(itertools.accumulate(some, initial=0))
@@ -629,15 +632,6 @@ def level_sums(bases: Sequence[int], amount: int) -> list[int]:
     for at in [at for at, more in enumerate(added) if more][::-1][:over]:
         added[at] -= 1
     return added
-
-
-def count_passed_on(demands: Sequence[Demand], counts: Sequence[Sequence[int]]) -> Counter[int]:
-    """The elements that each device passes on."""
-    sent: Counter[int] = Counter()
-    for demand, some in zip(demands, counts, strict=True):
-        for device, count in zip(demand.lacking, some, strict=True):
-            sent[device] += count * demand.further
-    return sent
 
 
 def _add_loads(loads: dict[int, float], demand: Demand, amounts: Sequence[float], sign: int = 1) -> None:

@@ -267,7 +267,10 @@ def _link_fragment(
         names = ", ".join(one.name for one in sources)
         raise SpliceError(f"{names}: the fragment takes another shape or layout")
     linked.instructions.update({one.id: source.id for one, source in zip(parameters, sources, strict=True)})
-    linked.channels = known.new_channels(fragment)
+    # Channels that the module does not use.
+    channels = sorted({one.channel for one in fragment.instructions() if one.channel})
+    linked.channels = {channel: known.last_channel + at for at, channel in enumerate(channels, 1)}
+    known.last_channel += len(channels)
     added = [one for one in fragment.computations if one is not entry]
     linked.computations = dict(zip([one.id for one in added], module.new_ids(len(added)), strict=True))
     inserted = [one for one in entry.instructions if one.opcode != "parameter"]
@@ -321,13 +324,6 @@ class SpliceContext:
             candidate = f"{name}.s{number}"
         self._taken.add(candidate)
         return candidate
-
-    def new_channels(self, fragment: ModuleProto) -> dict[int, int]:
-        """Channels that the module does not use, for those of the fragment."""
-        used = sorted({one.channel for one in fragment.instructions() if one.channel})
-        first = self.last_channel + 1
-        self.last_channel += len(used)
-        return {channel: first + at for at, channel in enumerate(used)}
 
 
 def _sort_instructions(region: ComputationProto) -> None:

@@ -11,7 +11,7 @@ than its own part of the move. On one set of devices, ranks are seats here (`sea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from reshard.geometry.blocks import Block, cut_range
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
 from reshard.geometry.holders import Tile, holders, home_tile, pull_limit, tile_of
-from reshard.geometry.messages import Message, exchange_messages
+from reshard.geometry.messages import exchange_messages
 from reshard.geometry.overlap import list_alike, list_repeated
 from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set
@@ -300,7 +300,8 @@ def _share_taken(
     for row in np.flatnonzero(givers < 0).tolist():
         check_deadline()
         every = tuple([holder for holder in held_by[row].tolist() if holder >= 0])
-        some = _close_holders(every, device, nodes)
+        # Those that share the requests of this device: holders of its node, if there are any.
+        some = tuple([each for each in every if nodes is not None and nodes[each] == nodes[device]]) or every
         for share in queues.of(tiles[row], every, some).shares(mine, len(some), limit):
             parts.append((some[share.holder], row, share.low, share.high))
     whole = np.flatnonzero(givers >= 0)
@@ -330,7 +331,10 @@ def _share_given(
     rows, columns = np.nonzero(positions >= 0)
     order = np.argsort(positions[rows, columns])
     rows, takers = rows[order], np.array(target.mesh.devices)[positions[rows, columns][order]]
-    sizes, held_by = shared.tabulate(takers, rows).elements, _holders_of_tile(source, tile_of(source, device))
+    sizes, held_by = (
+        shared.tabulate(takers, rows).elements,
+        tuple([source.mesh.devices[at] for at in holders(source).of(tile_of(source, device))]),
+    )
     kept, parts = takers == device, list[tuple[int, int, int, int]]()
     asks = ~np.isin(takers, held_by)
     of = None if nodes is None else np.array(nodes)[takers]
@@ -354,36 +358,6 @@ def _share_given(
                 at = each[share.request]
                 parts.append((int(takers[at]), int(rows[at]), share.low, share.high))
     return _TileShares(takers[kept], rows[kept], parts)
-
-
-def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Message]:
-    """What a device copies, sends and receives, each element from any holder: those of
-    `geometry.messages` that name it.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[1, 2, 3])
-    >>> source, target = Layout.parse("f32[{x}3]", one), Layout.parse("f32[{d}2]", other)
-    >>> [(each.sender, each.receiver, each.elements) for each in messages_across(source, target, 1)]
-    [(0, 1, 2), (1, 2, 1), (1, 3, 2)]
-    """
-    for giver, blocks in list_across(source, target, device, None, given=False).items():
-        yield Message(giver, device, tuple([((block,),) for block in blocks]))
-    for taker, blocks in list_across(source, target, device, None, given=True).items():
-        if taker != device:
-            yield Message(device, taker, tuple([((block,),) for block in blocks]))
-
-
-def _holders_of_tile(layout: Layout, tile: Tile) -> tuple[int, ...]:
-    """The devices that hold a tile, in the order of their mesh."""
-    devices = layout.mesh.devices
-    return tuple([devices[at] for at in holders(layout).of(tile)])
-
-
-def _close_holders(held_by: tuple[int, ...], device: int, nodes: Nodes | None) -> tuple[int, ...]:
-    """The holders of a tile that share the requests of a device: those of its node, if there are any."""
-    if nodes is None:
-        return held_by
-    return tuple([holder for holder in held_by if nodes[holder] == nodes[device]]) or held_by
 
 
 def cut_blocks(blocks: Blocks, low: int, high: int) -> list[Block]:

@@ -52,7 +52,7 @@ from reshard.lower.program import (
     is_alias,
     lower_steps,
 )
-from reshard.lower.to_mpi.fetches import list_across, messages_across
+from reshard.lower.to_mpi.fetches import list_across
 from reshard.lower.to_mpi.peer_table import Column, PeerTable
 from reshard.lower.to_mpi.tile_blocks import (
     Blocks,
@@ -477,7 +477,12 @@ def own_boxes(step: Step, device: int, scratch: int) -> StepMessages:
         first, second = ([each for each in turn if device in each[:2]] for turn in both)
     else:
         across = not one_set(before.mesh, after.mesh)
-        first, second = [*(messages_across if across else messages_of)(before, after, device)], []
+        first, second = [] if across else [*messages_of(before, after, device)], []
+        for given in (False, True) if across else ():
+            for peer, blocks in list_across(before, after, device, None, given=given).items():
+                if not given or peer != device:  # What it keeps is listed once.
+                    ends = (device, peer) if given else (peer, device)
+                    first.append(Message(*ends, tuple([((block,),) for block in blocks])))
     largest = exchange_figures(before, after, relayed=step.mode.relay, gathers=step.mode.gathers).message
     cap = None if chunk is None or chunk >= largest or not scratch else chunk
     place = number_both_ends(before, after)
@@ -497,7 +502,11 @@ def own_boxes(step: Step, device: int, scratch: int) -> StepMessages:
             if sender != receiver:
                 side, peer = (sides[0], receiver) if sender == device else (sides[1], sender)
                 turn = (place[receiver] - place[sender]) % len(place)
-                side += [(turn, at, PeerBlocks(peer, b)) for at, b in enumerate(_cut_message(message, cap))]
+                if cap is None:
+                    chunks = [tuple(block for product in message.products for block in multiply_factors(product))]
+                else:
+                    chunks = [(piece,) for block in message.blocks for piece in cut_block(block, cap)]
+                side += [(turn, at, PeerBlocks(peer, blocks)) for at, blocks in enumerate(chunks)]
         sent, received = ([each[2] for each in sorted(side, key=lambda each: each[:2])] for side in sides)
         return tuple(SendReceive(*turn) for turn in itertools.zip_longest(sent, received))
 
@@ -505,15 +514,6 @@ def own_boxes(step: Step, device: int, scratch: int) -> StepMessages:
         b for each in first if each.sender == each.receiver for p in each.products for b in multiply_factors(p)
     )
     return StepMessages(kept, turns(first), scratch, passed=turns(second))
-
-
-def _cut_message(message: Message, cap: int | None) -> Iterator[Blocks]:
-    """The blocks of a message, or of one chunk after another."""
-    if cap is None:
-        yield tuple(block for product in message.products for block in multiply_factors(product))
-        return
-    for block in message.blocks:
-        yield from ((piece,) for piece in cut_block(block, cap))
 
 
 @lru_cache(maxsize=64)

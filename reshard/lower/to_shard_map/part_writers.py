@@ -197,7 +197,12 @@ def make_fused_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
     extents = [list_block_extents(each.send)[dim] for dim in order]
 
     def pack(part: Array) -> Array:
-        return fix_layout(transpose_blocks(each.send, order, part))
+        # The blocks one after another, dims in the message's order: in as few digits as these blocks have.
+        view = merge_block_digits(each.send)
+        rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
+        rest = sorted(rest, key=lambda axis: order.index(view.dims[axis]))
+        packed = split_tile_digits(view, part).transpose(*view.blocks, *rest)
+        return fix_layout(packed.reshape(view.count, *extents))
 
     def cut(tile: Array, number: Array) -> Array:
         assert sent is not None
@@ -220,14 +225,6 @@ def make_fused_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
     carried = tuple(shape[dim] for dim in order) if received is None else received.digits
     send = partial(send_blocks, each.groups, place)
     return PartWriter(carried, order, pack, send, write, cut=None if sent is None else cut)
-
-
-def transpose_blocks(view: TileView, message: Sequence[int], part: Array) -> Array:
-    """The blocks of a part, one after another, dims in the message's order: in as few digits as these blocks have."""
-    extents, view = [list_block_extents(view)[dim] for dim in message], merge_block_digits(view)
-    rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
-    rest = sorted(rest, key=lambda axis: message.index(view.dims[axis]))
-    return split_tile_digits(view, part).transpose(*view.blocks, *rest).reshape(view.count, *extents)
 
 
 class PartForm(NamedTuple):

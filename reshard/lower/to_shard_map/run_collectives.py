@@ -48,7 +48,7 @@ def _read_numbered_block(view: TileView, place: MeshPlace, number: Mapping[int, 
 def gather_group_tiles(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The tiles of all members of the device's group, in group order."""
     dim = find_gathered_dim(step.receive)
-    levels = _list_levels(step.groups, place)
+    levels = place.levels(step.groups) if len(step.groups[0]) >= _WHOLE_SLICE else (step.groups,)
 
     def stacked(levels: Sequence[Groups], tile: Array) -> Array:
         each = resize_tile(tile, step.send.padded)[np.newaxis]
@@ -81,10 +81,6 @@ def gather_group_tiles(step: AllGather, place: MeshPlace, tile: Array, shape: Se
     if default is on_tpu and len(levels) == 1:
         return default(levels, tile)
     return place.by_platform(tile, tpu=partial(on_tpu, levels), default=partial(default, (step.groups,)))
-
-
-def _list_levels(groups: Groups, place: MeshPlace) -> Sequence[Groups]:
-    return place.levels(groups) if len(groups[0]) >= _WHOLE_SLICE else (groups,)
 
 
 def _gather_by_levels(levels: Sequence[Groups], place: MeshPlace, tile: Array, dim: int) -> Array:

@@ -523,7 +523,14 @@ class Fetch:
         parity = _WRONG + (self._calls & 1)
         wrong = [self.team.members[take.member] for take in self._takes if lines and lines[take.member][parity]]
         wrong += [each.rank for each in self._receives if each.wrong[0]]
-        return {rank: self._hear(watch, rank) for rank in sorted(wrong)} if wrong else {}
+        told: dict[int, str] = {}
+        for rank in sorted(wrong):
+            comm, status = self.team.comm, MPI.Status()
+            watch.until(partial(comm.Iprobe, rank, self._tag, status))
+            text = bytearray(status.Get_count(MPI.BYTE))
+            comm.Recv([text, MPI.BYTE], rank, self._tag)
+            told[rank] = text.decode()
+        return told
 
     def _copy_own(self, target: Array) -> None:
         for copy in self._own:
@@ -548,14 +555,6 @@ class Fetch:
         if not halves and lines:
             team.node_sync.fence()
             lines[self._me][_READS + member] = calls
-
-    def _hear(self, watch: Watch, rank: int) -> str:
-        """What a rank says is wrong."""
-        comm, status = self.team.comm, MPI.Status()
-        watch.until(lambda: comm.Iprobe(rank, self._tag, status))
-        text = bytearray(status.Get_count(MPI.BYTE))
-        comm.Recv([text, MPI.BYTE], rank, self._tag)
-        return text.decode()
 
 
 def _whole(box: Box) -> Box:
