@@ -3,7 +3,8 @@
     python benchmarks/autoshard.py                             # 17 steps on 8 CPU devices: compiled, run, compared
     python benchmarks/autoshard.py --steps held-back           # 15 others, that the choice was not developed on
     python benchmarks/autoshard.py --steps later               # 13 more, written after it was
-    python benchmarks/autoshard.py --steps newest              # 6 more, written last
+    python benchmarks/autoshard.py --steps newest              # 6 more, written last before those of:
+    python benchmarks/autoshard.py --steps unseen              # 8 libraries that no other step uses
     python benchmarks/autoshard.py --target v5p                # 8 chips of TPU v5p, ahead of time, in large arrays
     python benchmarks/autoshard.py --target v5p --experts none --budget 0.8   # the choice alone, and with less memory
     python benchmarks/autoshard.py --only fsdp_muon --json rows.jsonl --experts all
@@ -52,7 +53,7 @@ _NOTHING = 1e-4
 """Of the largest element of all results."""
 _PLANNED = 1.05
 _EQUAL = 1.001
-STEPS = ("seen", "held-back", "later", "newest")
+STEPS = ("seen", "held-back", "later", "newest", "unseen")
 TRADED = ", for less work"
 SCENARIOS = {
     # Width, layers, vocabulary, batch, length; and the expert that the budget is for, if any.
@@ -94,9 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.real_programs.later_steps import LATER
     from benchmarks.real_programs.newest_steps import NEWEST
     from benchmarks.real_programs.training_steps import HELD_BACK, SEEN
+    from benchmarks.real_programs.unseen_steps import UNSEEN
 
     print(head, flush=True)
-    steps = dict(zip(STEPS, (SEEN, HELD_BACK, LATER, NEWEST), strict=True))[options.steps]
+    steps = dict(zip(STEPS, (SEEN, HELD_BACK, LATER, NEWEST, UNSEEN), strict=True))[options.steps]
     names = options.only.split(",") if options.only else steps
     rows = [row for name in names if (row := _in_child(name, options, spell))]
     print(summed(rows))

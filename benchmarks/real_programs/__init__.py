@@ -13,6 +13,7 @@ from benchmarks.real_programs import (
     shipped_science,
     training_steps,
     transformers_models,
+    unseen_steps,
 )
 from benchmarks.real_programs.base import PROGRAMS as PROGRAMS
 from benchmarks.real_programs.base import Case as Case
@@ -31,4 +32,5 @@ MODULES = (
     training_steps,
     later_steps,
     newest_steps,
+    unseen_steps,
 )

@@ -48,7 +48,7 @@ class Case:
     """A function, its arguments as `jax.ShapeDtypeStruct`s with shardings, and options of `jax.jit`.
 
     `highest` is the largest integer among the arguments: the size of a vocabulary, or of what they index. `fixed` are
-    specs by path that `benchmarks/autoshard.py` keeps.
+    specs by path that `benchmarks/autoshard.py` keeps. `start` makes the arguments where random numbers would not do.
     """
 
     f: Callable[..., Any]
@@ -56,9 +56,12 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     highest: int = 7
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    start: Callable[[], tuple[Any, ...]] | None = None
 
     def data(self) -> tuple[Any, ...]:
         """Arguments with values: the same ones each time."""
+        if self.start is not None:
+            return jax.tree.map(lambda one, like: jax.device_put(one, like.sharding), self.start(), self.args)
         leaves, tree = jax.tree.flatten_with_path(self.args)
         rng = np.random.default_rng(0)
         return jax.tree.unflatten(
@@ -94,6 +97,12 @@ def program(library: str, *tags: str) -> Callable[[Callable[[Scale], Case]], Cal
 def shaped(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     """An argument: its global shape and how it is sharded."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def shape_key(mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """A key for random numbers, which every device has."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.ShapeDtypeStruct((), key.dtype, sharding=NamedSharding(mesh, P()))
 
 
 def sharded_like(tree: Any, rule: Callable[[str, Any], PartitionSpec], mesh: Mesh) -> Any:

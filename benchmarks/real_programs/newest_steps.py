@@ -9,20 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
-from benchmarks.real_programs.base import Case, P, Scale, fsdp, program, shaped, sharded_like
+from benchmarks.real_programs.base import Case, P, Scale, fsdp, program, shape_key, shaped, sharded_like
 from benchmarks.real_programs.shipped_models import train
 from benchmarks.real_programs.training_steps import finish_case
 
 NEWEST = ("ott_generator", "tinygp_adam", "evosax_policy", "flowjax_coupling", "blackjax_rows", "flax_bart")
 """Six steps of six libraries."""
-
-
-def _shape_key(mesh: Any) -> Any:
-    """A key for random numbers, which every device has."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.ShapeDtypeStruct((), key.dtype, sharding=NamedSharding(mesh, P()))
 
 
 @program("ott")
@@ -113,7 +106,7 @@ def evosax_policy(scale: Scale) -> Case:
         return state, fitness.mean()
 
     starts = shaped(mesh, P(), (poles, 4))
-    return Case(generation, (state, starts, _shape_key(mesh)), {"donate_argnums": 0})
+    return Case(generation, (state, starts, shape_key(mesh)), {"donate_argnums": 0})
 
 
 @program("flowjax")
@@ -164,7 +157,7 @@ def blackjax_rows(scale: Scale) -> Case:
         state, info = jax.vmap(sampler.step)(jax.random.split(key, chains), state)
         return state, info.acceptance_rate.mean()
 
-    return Case(step, (state, x, y, _shape_key(mesh)), {"donate_argnums": 0})
+    return Case(step, (state, x, y, shape_key(mesh)), {"donate_argnums": 0})
 
 
 @program("transformers")
