@@ -1,7 +1,8 @@
 """Steps of eight libraries that no other step uses, each measured as it was written, before anyone had seen its choice.
 
-Second-order optimization, two ways of reinforcement learning, a Kalman filter in parallel, the atmosphere, sums of
-trees, a state-space model, a solver that is differentiated.
+Three ways of reinforcement learning, a Kalman filter in parallel, the atmosphere, sums of
+trees, a state-space model, a solver that is differentiated. gymnax says that it needs an older jax than the others, and
+runs with theirs: `pip install --no-deps gymnax gymnasium`.
 """
 
 from __future__ import annotations
@@ -16,57 +17,56 @@ from benchmarks.real_programs.shipped_models import train
 from benchmarks.real_programs.training_steps import finish_case
 
 UNSEEN = (
-    "kfac_autoencoder", "distrax_sac", "gymnax_ppo", "dynamax_kalman", "dinosaur_atmosphere", "bartz_trees",
+    "rlax_impala", "distrax_sac", "gymnax_ppo", "dynamax_kalman", "dinosaur_atmosphere", "bartz_trees",
     "equimo_mamba", "exponax_closure",
 )  # fmt: skip
 """Eight steps of eight libraries."""
 
 
-def _replicate(tree: Any, mesh: Any) -> Any:
-    """The shapes of a tree, whole on every device."""
-    return sharded_like(jax.eval_shape(lambda: tree), lambda path, leaf: P(), mesh)
-
-
-@program("kfac-jax")
-def kfac_autoencoder(scale: Scale) -> Case:
-    """kfac-jax: a step of K-FAC on an autoencoder, with learning rate, momentum and damping by its quadratic model."""
-    import kfac_jax
+@program("rlax")
+def rlax_impala(scale: Scale) -> Case:
+    """rlax: IMPALA with V-trace, a recurrent network over recorded paths of actors that lag behind, and RMSProp."""
+    import haiku as hk
     import optax
+    import rlax
 
-    mesh, width, pixels = scale.mesh(data=8), scale.pick(128, 1024), scale.pick(256, 4096)
-    sizes = (pixels, width, width // 2, 32, width // 2, width, pixels)
+    mesh, width, actors, length = scale.mesh(data=2, model=4), scale.pick(128, 1024), scale.pick(32, 512), 20
+    seen, actions = 64, 8
 
-    def loss(weights: Any, images: Any) -> Any:
-        x = images
-        for at, (matrix, bias) in enumerate(weights):
-            x = x @ matrix + bias
-            if at + 1 < len(weights):
-                x = jnp.tanh(x)
-        kfac_jax.register_multi_bernoulli_predictive_distribution(x, images)
-        return jnp.mean(jnp.sum(optax.sigmoid_binary_cross_entropy(x, images), -1))
+    def act(observed: Any) -> Any:
+        core = hk.LSTM(width)
+        x = jax.nn.relu(hk.Linear(width)(jax.nn.relu(hk.Linear(2 * width)(observed))))
+        x, _ = hk.dynamic_unroll(core, x, core.initial_state(observed.shape[1]))
+        return hk.Linear(actions)(x), hk.Linear(1)(x)[..., 0]
 
-    optimizer = kfac_jax.Optimizer(
-        jax.value_and_grad(loss), l2_reg=1e-5, use_adaptive_learning_rate=True, use_adaptive_momentum=True,
-        use_adaptive_damping=True, initial_damping=150.0, num_burnin_steps=0,
-    )  # fmt: skip
-    rows = scale.pick(256, 8192)
+    network = hk.without_apply_rng(hk.transform(act))
+    shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((length, 1, seen)))
+    weights = sharded_like(shapes, fsdp("model"), mesh)
+    optimizer = optax.chain(optax.clip_by_global_norm(40.0), optax.rmsprop(6e-4))
+    kept = sharded_like(jax.eval_shape(optimizer.init, shapes), fsdp("model"), mesh)
 
-    def start() -> Any:
-        keys = jax.random.split(jax.random.key(1), len(sizes))
-        made = jax.nn.initializers.glorot_uniform()
-        weights = [
-            (made(key, shape), jnp.zeros(shape[1])) for key, *shape in zip(keys, sizes[:-1], sizes[1:], strict=False)
-        ]
-        images = jax.random.uniform(keys[-1], (rows, pixels))
-        return weights, optimizer.init(weights, jax.random.key(0), images), images, jax.random.key(2)
+    def step(weights: Any, kept: Any, path: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            logits, value = network.apply(weights, path["seen"])
+            chosen = (path["logits"], path["action"])
+            ratio = jax.vmap(rlax.categorical_importance_sampling_ratios)(logits[:-1], *chosen)
+            traced = jax.vmap(rlax.vtrace_td_error_and_advantage, 1, 1)(
+                value[:-1], value[1:], path["reward"], path["discount"], ratio
+            )
+            every = jnp.ones_like(path["reward"])
+            acted = jax.vmap(rlax.policy_gradient_loss, 1)(logits[:-1], path["action"], traced.pg_advantage, every)
+            spread = jax.vmap(rlax.entropy_loss, 1)(logits[:-1], every)
+            return jnp.mean(acted) + 0.5 * jnp.mean(traced.errors**2) + 0.01 * jnp.mean(spread)
 
-    def step(weights: Any, state: Any, images: Any, key: Any) -> Any:
-        weights, state, figures = optimizer._step(weights, state, key, images, None, None, None, None, True, False)
-        return weights, state, figures["loss"]
+        value, gradient = jax.value_and_grad(loss)(weights)
+        updates, after = optimizer.update(gradient, kept)
+        return optax.apply_updates(weights, updates), after, value
 
-    weights, state, images, _ = start()
-    shapes = _replicate(weights, mesh), _replicate(state, mesh), shaped(mesh, P("data", None), images.shape)
-    return Case(step, (*shapes, shape_key(mesh)), {"donate_argnums": (0, 1)}, start=start)
+    path = {name: shaped(mesh, P(None, "data"), (length, actors)) for name in ("reward", "discount")}
+    path["seen"] = shaped(mesh, P(None, "data"), (length + 1, actors, seen))
+    path["logits"] = shaped(mesh, P(None, "data"), (length, actors, actions))
+    path["action"] = shaped(mesh, P(None, "data"), (length, actors), jnp.int32)
+    return finish_case(step, weights, kept, (path,), mesh, actions - 1)
 
 
 @program("distrax")
@@ -290,8 +290,9 @@ def bartz_trees(scale: Scale) -> Case:
         y = jnp.sin(x[0] / 40.0) + x[1] / 256.0 + 0.3 * jax.random.normal(two, (rows,))
         state = mcmcstep.init(
             X=x, y=y, offset=0.0, max_split=jnp.full(features, 255, jnp.uint8), num_trees=trees,
-            p_nonterminal=mcmcstep.make_p_nonterminal(6), leaf_prior_cov_inv=float(trees),
-            error_cov_inv=mcmcstep.Wishart(nu=2.0, rate=2.0, value=1.0), min_points_per_decision_node=10,
+            p_nonterminal=mcmcstep.make_p_nonterminal(6), min_points_per_decision_node=10,
+            leaf_prior_cov_inv=mcmcstep.Wishart(nu=None, rate=None, value=float(trees)),
+            error_cov_inv=mcmcstep.Wishart(nu=2.0, rate=2.0, value=1.0),
         )  # fmt: skip
         return jax.random.key(1), state
 
