@@ -374,7 +374,7 @@ def check_alone(choice, f, values):
 
 def test_arrays_without_elements_are_moved(mesh):
     def f(x, e):
-        return x + e.sum(), jnp.concatenate([e, x[:0]]), e.T @ e, e * 1j
+        return x + e.sum(), jnp.concatenate([e, x[:0]]), e.T @ e, e * 1j, jnp.pad(e, ((4, 0), (0, 0)))
 
     values = (jnp.ones((8, 8)), jnp.zeros((0, 8)))
     fixed = {"e": P(None, "x"), "result/1": P(None, "y"), "result/3": P(None, "x")}

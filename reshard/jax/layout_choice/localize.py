@@ -197,8 +197,8 @@ def _localize_pad(op: Operation, copy: Operation, operands: Sequence[Layout], *_
     for name in ("edge_padding_low", "edge_padding_high"):
         padding = list(op.attributes[name])
         for dim, (size, tile) in enumerate(zip(operands[0].shape, operands[0].tile_shape, strict=True)):
-            if interior[dim] == 0:
-                padding[dim] = padding[dim] * tile // max(size, 1)
+            if interior[dim] == 0 and size:  # What pads nothing at all stays whole.
+                padding[dim] = padding[dim] * tile // size
         copy.attributes[name] = ir.DenseI64ArrayAttr.get(padding)
 
 
