@@ -21,7 +21,7 @@ there, and that several read, the program says more, with the readers in order o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -346,6 +346,9 @@ class LayoutModel:
                 held[column] += held_bytes[layout]
         itself: list[dict[int, Weights]] = []
         copies: list[dict[int, Weights]] = []
+        made = {
+            pair for late, (*_, ahead, _) in zip(reads.late, place.reads, strict=True) if not ahead for pair in late
+        }
         for number, (here, over, ahead, _) in enumerate(place.reads):
             if here:
                 for pair, columns in reads.anew[number].items():
@@ -360,21 +363,26 @@ class LayoutModel:
                 if source == target:
                     _add_weights(needs[source], columns, 1.0)
                     continue
-                _add_weights(needs[source], reads.anew[number].get(pair, ()), 1.0)
+                anew, late = reads.anew[number].get(pair, ()), reads.late[number].get(pair, ())
                 _add_weights(keeps[target], columns, 1.0)
-                _add_weights(keeps[target], reads.anew[number].get(pair, ()), -1.0)
-                if tile_bytes[target] < tile_bytes[source] and not flow.kept_by_program:
-                    continue
-                if ahead:
-                    _add_weights(needs[source], reads.late[number].get(pair, ()), 1.0)
-                for other, (*_, later) in enumerate(place.reads):
-                    if later:
+                _add_weights(keeps[target], anew, -1.0)
+                early = tile_bytes[target] < tile_bytes[source] and not flow.kept_by_program
+                if ahead and not early and pair not in made:
+                    # Nobody has made a copy yet, whether this reader makes its own or not.
+                    _add_weights(needs[source], columns, 1.0)
+                else:
+                    _add_weights(needs[source], anew, 1.0)
+                    _add_weights(needs[source], late if ahead and not early else (), 1.0)
+                # The kept copy is there unless it is made later, for this reader or one before it: those after it would
+                # let relaxations make a part of it for them, and hold less than any choice.
+                for other in range(0 if early else number + 1):
+                    if place.reads[other][-1]:
                         _add_weights(keeps[target], reads.late[other].get(pair, ()), -1.0)
             itself.append(needs)
             copies.append(keeps)
         if place.fades:
-            self._hold_any(held, itself, held_bytes, moved)
-        self._hold_any(held, copies, held_bytes)
+            self._hold_any(held, flow, itself, moved)
+        self._hold_any(held, flow, copies)
         return held
 
     def _count_held(self, flow: TensorFlow) -> list[float]:
@@ -401,11 +409,12 @@ class LayoutModel:
     def _hold_any(
         self,
         held: Weights,
+        flow: TensorFlow,
         readers: list[dict[int, Weights]],
-        held_bytes: Sequence[float],
         moved: Mapping[int, int] | None = None,
     ) -> None:
         """Adds the tile of each layout that any reader needs, and if told from which it is moved, of these alone."""
+        held_bytes = self._count_held(flow)
         needed: defaultdict[int, list[Weights]] = defaultdict(list)
         for reader in readers:
             for layout, weights in reader.items():
@@ -423,9 +432,13 @@ class LayoutModel:
                 continue
             lives = self.program.add_column()
             held[lives] += nbytes
-            both = {} if moved is None else {moved[layout]: 1.0}
             for weights in asked:
-                self.program.add_row({lives: -1.0} | both | weights, -np.inf, float(len(both)))
+                if moved is not None:
+                    # Where the tensor is not written in this layout, neither is it moved from it, nor read in it.
+                    written = self.columns[flow.group][flow.layouts == layout].tolist()
+                    _add_weights(weights, written, -1.0)
+                    _add_weights(weights, [moved[layout]], 1.0)
+                self.program.add_row({lives: -1.0} | weights, -np.inf, 0.0)
 
 
 def _add_weights(weights: Weights, columns: Iterable[int], value: float) -> None:
