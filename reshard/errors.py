@@ -282,6 +282,16 @@ def shortened(text: str, most: int = MOST_QUOTED) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def join_first(texts: Sequence[str], most: int = 8, between: str = ", ") -> str:
+    """The first of many texts in a row, and how many more there are.
+
+    >>> join_first(["x", "y", "z"], 1), join_first(["x", "y"])
+    ('x and 2 more', 'x, y')
+    """
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
+
+
 def quoted(value: object) -> str:
     """What was given, as messages quote it: its repr in at most `MOST_QUOTED` characters, whatever it is.
 
@@ -300,3 +310,8 @@ def quoted(value: object) -> str:
         return shortened(" ".join(repr(start).split()))  # That of an array has lines.
     except Exception:  # The repr is the caller's code.
         return f"a {start.__class__.__name__}"
+
+
+def quote_first(values: Sequence[object], most: int = 8) -> str:
+    """The first of many values as messages quote them, and how many more there are."""
+    return join_first([*map(quoted, values)], most)

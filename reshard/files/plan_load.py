@@ -11,7 +11,7 @@ All that does not go together is one error, with all names: before a byte is rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
@@ -26,7 +26,9 @@ from reshard.errors import (
     PlanError,
     ReshardError,
     did_you_mean,
+    join_first,
     name_arguments,
+    quote_first,
     quoted,
 )
 from reshard.files.open import open as open_checkpoint
@@ -242,20 +244,14 @@ def _name_asked(
         first = did_you_mean(reads[missing[0]], ckpt)
         if set("*?").intersection(missing[0]):
             first = ": a pattern is no name; give {name: ... for name in ckpt}"
-        listed = _count_names([reads[name] for name in missing])
+        listed = quote_first([reads[name] for name in missing])
         lines.append(f"there is no tensor {listed}{first}; name stored tensors, by targets or by sources=")
     if left:
-        lines.append(f'no target names {_count_names(left)}; give them, or rest="skip" to leave them unread')
+        lines.append(f'no target names {quote_first(left)}; give them, or rest="skip" to leave them unread')
     if wrong:
-        more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
-        lines.append(f"{'; '.join(wrong[:_LISTED])}{more}")
+        lines.append(join_first(wrong, between="; "))
     error = MissingTensorError if missing or left else FileError
     raise error(f"{quoted(ckpt.path)}: {'; '.join(lines)}")
-
-
-def _count_names(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(map(quoted, names[:_LISTED])) + more
 
 
 def _read_processes(
@@ -354,8 +350,8 @@ def name_moves(
     if lacking or surplus:
         known = did_you_mean(lacking[0], filled) if lacking else ""
         lines = [
-            f"{_quote_names(lacking)} no tensor fills{known}; leave the targets out, or mend the table" * bool(lacking),
-            f'{_quote_names(surplus)} no target asks for; give layouts, or rest="skip" to leave what fills them unread'
+            f"{quote_first(lacking)} no tensor fills{known}; leave the targets out, or mend the table" * bool(lacking),
+            f'{quote_first(surplus)} no target asks for; give layouts, or rest="skip" to leave what fills them unread'
             * bool(surplus),
         ]
         raise MissingTensorError(f"{quoted(ckpt.path)} by names: " + "; ".join(filter(None, lines)))
@@ -366,10 +362,9 @@ def name_moves(
         if layout.shape != filled[name]
     ]
     if wrong:
-        more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
         raise FileError(
-            f"{quoted(ckpt.path)}: {'; '.join(wrong[:_LISTED])}{more}: give layouts of the shapes that the table "
-            f"makes, or other sizes"
+            f"{quoted(ckpt.path)}: {join_first(wrong, between='; ')}: give layouts of the shapes that the table makes, "
+            f"or other sizes"
         )
     kept = [each for each in named if each.target in targets]
     return list_moves(kept, {each.source: ckpt[each.source].as_stored for each in kept}, targets)
@@ -385,15 +380,9 @@ def _resolve_stored(
     unnamed = table.list_unnamed(ckpt)
     if unnamed and rest != "skip":
         raise MissingTensorError(
-            f"{quoted(ckpt.path)}: {table.name} has no rule for {_quote_names(unnamed)}; add rules, without a target "
+            f"{quoted(ckpt.path)}: {table.name} has no rule for {quote_first(unnamed)}; add rules, without a target "
             f'for tensors that go nowhere, or give rest="skip" not to read them'
         )
     left_out = set(unnamed)
     with NamedErrors(quoted(ckpt.path)):
         return table.resolve({name: each.shape for name, each in ckpt.items() if name not in left_out}, **(sizes or {}))
-
-
-def _quote_names(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    return ", ".join(map(quoted, listed[:_LISTED])) + more

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from reshard import hlo
 from reshard.doctor.advice import REMOVED, Advice, Change, Figures, measure_noise
-from reshard.errors import ProgramError, ReshardError, quoted
+from reshard.errors import ProgramError, ReshardError, join_first, quoted
 from reshard.jax.layout_choice.graph import build_graph
 from reshard.jax.layout_choice.op_rules import read_op_rules
 from reshard.jax.layout_choice.trace_step import read_step_program
@@ -446,6 +446,6 @@ def _describe(candidate: Candidate, figures: Figures) -> Change:
     sites, after = candidate.sites, REMOVED if candidate.after is None else format_spec(candidate.after)
     before = format_spec(sites[0].spec)
     names = list(dict.fromkeys(site.line for site in sites))
-    line = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    line = join_first(names, 6)
     what = " and ".join(dict.fromkeys(site.what for site in sites))
     return Change(line, what, candidate.kind, before, after, *figures)

@@ -46,6 +46,7 @@ from reshard.errors import (
     PlanError,
     ReshardError,
     did_you_mean,
+    quote_first,
     quoted,
     shortened,
 )
@@ -136,9 +137,8 @@ def read_target_shardings(
     # Shapes are needed to make layouts, so that names which are not there end it here, all of them at once.
     missing = [read for goal in goals for read in goal.reads if read not in types]
     if missing:
-        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise MissingTensorError(
-            f"there is no tensor {', '.join(map(quoted, missing[:8]))}{more}{did_you_mean(missing[0], types)}; name "
+            f"there is no tensor {quote_first(missing)}{did_you_mean(missing[0], types)}; name "
             f"stored tensors, by the paths in the tree or by source="
         )
     shardings: dict[str, NamedSharding] = {}

@@ -20,7 +20,7 @@ from functools import cached_property
 from types import NoneType
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import AgreementError, PlanError, VersionError, quoted
+from reshard.errors import AgreementError, PlanError, VersionError, join_first, quoted
 from reshard.plans.plan_data import flatten_tree
 from reshard.types.json_fields import Fields, same_json
 from reshard.types.layout import Layout
@@ -220,8 +220,7 @@ def list_differences(a: Manifest, b: Manifest, here: str = "here", there: str = 
     lines: list[str] = []
     for some, others, where in ((ours, theirs, here), (theirs, ours, there)):
         if names := [name for name in some if name not in others]:
-            more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-            lines.append(f"{', '.join(map(repr, names[:_MOST_SHOWN]))}{more} only {where}")
+            lines.append(f"{join_first([*map(repr, names)], _MOST_SHOWN)} only {where}")
     changed = [
         f"{name!r} has {field} {mine} {here} and {other} {there}"
         for name in ours

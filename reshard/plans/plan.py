@@ -33,7 +33,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import NamedErrors, PlanError, quoted
+from reshard.errors import NamedErrors, PlanError, join_first, quoted
 from reshard.geometry.cover import find_overlap, find_uncovered
 from reshard.geometry.figures import MOST_LISTED, ByDevice, received_by_device, sent_by_device
 from reshard.geometry.relay import count_gathering_buffers, gathering_figures
@@ -1229,8 +1229,7 @@ class TreePlan(ShownPlan):
     def __str__(self) -> str:
         rows = [("batch", "arrays", "steps", "received", "launches")]
         for number, batch in enumerate(self.batches, 1):
-            first, *others = batch.names
-            members = first if not others else f"{first} and {len(others)} more"
+            members = join_first(batch.names, 1)
             steps = list_kinds(batch.plans[0])
             rows.append((str(number), members, steps, bytes_text(batch.received_bytes), str(batch.launches)))
         time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"

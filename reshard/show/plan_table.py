@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from reshard.errors import join_first
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan, describe_idle_axes, device_kinds, list_kinds
 from reshard.types import Layout
@@ -48,8 +49,7 @@ def tabulate_plan(plan: AnyPlan) -> PlanTable:
     if isinstance(plan, TreePlan):
         words, crosses = ("", "arrays", "steps"), False
         for batch, moment in zip(plan.batches, _list_moments(plan)[1:-1], strict=True):
-            first, *others = batch.names
-            names = f"{first} and {len(others)} more" if others else first
+            names = join_first(batch.names, 1)
             figures = batch.launches, 0, batch.received_bytes, moment.live_bytes, batch.seconds
             rows.append(((names, list_kinds(batch.plans[0])), *figures))
     else:
