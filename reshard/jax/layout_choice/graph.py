@@ -237,6 +237,11 @@ class _GraphBuilder:
         self.born[access.tensor] = at
         self.drafts[node].writes.append(replace(access, at=at, times=times))
 
+    def _write_copy(self, view: tuple[int, Access], value: int, born: int, dies: int) -> None:
+        """Enters that a value lies in memory once more, in the layout in which a node has it."""
+        self.copies.append((value, born, dies, 1))
+        self.drafts[view[0]].writes.append(replace(view[1], tensor=-len(self.copies)))
+
     # ---- the parts of a step -----------------------------------------------------------------------------------------
 
     def build(self) -> StepGraph:
@@ -296,8 +301,7 @@ class _GraphBuilder:
         kept = argument is None or argument not in self.step.donated
         lent = flow.platform != "tpu" and self.freed.get(flow.values[value].nbytes, born) < born
         if kept and born and not lent:
-            self.copies.append((value, 0, born - 1, 1))
-            self.drafts[view[0]].writes.append(replace(view[1], tensor=-len(self.copies)))
+            self._write_copy(view, value, 0, born - 1)
         last = max(flow.ops)
         self.views[last][0][at] = view
         # An argument that is returned as its own next value moves nowhere.
@@ -451,6 +455,8 @@ class _GraphBuilder:
                 outside = operand not in inner or (operand in partial and not view[1].sums)
                 if outside and operand not in self.free and (flow.values[operand].shape or view[1].sums):
                     self._read(view, at, place, self.order.needs[at, place])
+                    if (at, place) in self.order.relaid:
+                        self._write_copy(view, operand, *self.order.relaid[at, place])
                 # A kernel reads an array once, whatever part of it several slices take.
                 made = self.kernels.get(flow.values[operand].maker, frozenset()) if operand in inner else frozenset()
                 if operand not in self.free and (operand not in inner or operand in self.stored):
@@ -589,6 +595,8 @@ class _GraphBuilder:
         first, last = self.end, -1
         for op, _, until in places:
             start, inside = (until if op < 0 else self.order.starts[op]), self.flow.ops[op].inside if op >= 0 else -1
+            # A copy for a product is made before.
+            start = min(start, max(until, 1 + self.born.get(value, 0)))
             # What is made outside of a loop is needed until the loop ends, if any trip needs it.
             while inside >= 0 and inside != self.flow.values[value].inside:
                 start, until = self.order.starts[inside], max(until, self.order.ends[inside])

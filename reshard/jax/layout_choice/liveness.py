@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
 from reshard.doctor.live_bytes import LiveRanges
 from reshard.hlo import Array, Computation, Instruction, Module
-from reshard.jax.layout_choice.loop_fusion import FUSED, fuse_loops, sort_breadth_first
+from reshard.jax.layout_choice.loop_fusion import FUSED, fuse_loops, sort_breadth_first, space_number, spell_copies
 from reshard.jax.layout_choice.step_flow import BRANCHES, RETURN, WHILE, StepFlow, StepLayouts, name_operations
 from reshard.jax.layout_choice.trace_step import PRODUCTS
 
@@ -42,7 +42,8 @@ class RunOrder:
 
     `starts` is where an operation begins and `ends` where it is over, a loop with all that is in it; it needs each
     operand (operation, number) until `needs`, where it is fused into what runs later. `copies` are values that lie in
-    memory once more, from one position to another, and how often.
+    memory once more, from one position to another, and how often. `relaid` are operands of products that are copied from
+    one order of their dims to another, and from where to where the copy lives.
     """
 
     stored: frozenset[int]
@@ -51,14 +52,46 @@ class RunOrder:
     ends: Mapping[int, int]
     length: int
     copies: tuple[tuple[int, int, int, int], ...] = ()
+    relaid: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict[tuple[int, int], tuple[int, int]])
 
 
 def order_as_written(flow: StepFlow, devices: int = 1) -> RunOrder:
     """The operations in the order of the program, but for updates of states, and what a compiler would fuse for so many
-    devices. CPUs have an order of their own."""
-    stored, again = _fuse_values(flow, devices)
-    on_cpu = flow.platform == "cpu"
-    ordered = sort_breadth_first(flow, stored, again) if on_cpu else _sort_operations(flow, stored)
+    devices. CPUs have an order of their own, and copies for products."""
+    if flow.platform == "tpu":
+        stored = _find_stored_on_tpu(flow)
+        return _place_operations(flow, stored, {}, _sort_operations(flow, stored))
+    copying = spell_copies(flow, devices)
+    stored, again = fuse_loops(copying, devices)
+    order = _place_operations(copying, stored, again, sort_breadth_first(copying, stored, again))
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    needs: dict[tuple[int, int], int] = {}
+    relaid: dict[tuple[int, int], tuple[int, int]] = {}
+    # From the last on, as a transpose that products take in is read where they are.
+    for at, op in sorted(flow.ops.items(), reverse=True):
+        number = space_number(at)
+        if number not in copying.ops:
+            reads = [read for value in op.results for read in flow.readers[value]]
+            starts[at] = ends[at] = min(starts[reader] for reader, _ in reads)
+            needs[at, 0] = max(needs[read] for read in reads)
+            continue
+        starts[at], ends[at] = order.starts[number], order.ends[number]
+        for place, operand in enumerate(copying.ops[number].operands):
+            maker = copying.values[operand].maker
+            # Who reads a copy needs what it is made of until it is made.
+            copied = operand >= len(flow.values)
+            needs[at, place] = order.needs[(maker, 0) if copied else (number, place)]
+            if operand in stored and maker == number - 1 - place:
+                relaid[at, place] = order.starts[maker], max(order.needs[read] for read in copying.readers[operand])
+    made = {-1, *copying.ops}
+    own = frozenset(value for value in stored if value < len(flow.values) and copying.values[value].maker in made)
+    return RunOrder(own, starts, needs, ends, order.length, relaid=relaid)
+
+
+def _place_operations(
+    flow: StepFlow, stored: frozenset[int], again: Mapping[int, Sequence[int]], ordered: Sequence[int]
+) -> RunOrder:
     starts = {at: 2 * n + 1 for n, at in enumerate(ordered)}
     ends = {at: max(starts.get(each, 0) for each in range(at, op.last + 1)) for at, op in flow.ops.items()}
     runs: dict[int, Sequence[int]] = {}
@@ -130,13 +163,8 @@ def _sort_operations(flow: StepFlow, stored: frozenset[int]) -> list[int]:
 
 
 def find_stored(flow: StepFlow, devices: int = 1) -> frozenset[int]:
-    """The values that lie in memory of their own."""
-    return _fuse_values(flow, devices)[0]
-
-
-def _fuse_values(flow: StepFlow, devices: int) -> tuple[frozenset[int], Mapping[int, Sequence[int]]]:
-    """The values that lie in memory of their own, and the readers that make a value again."""
-    return (_find_stored_on_tpu(flow), {}) if flow.platform == "tpu" else fuse_loops(flow, devices)
+    """The values that lie in memory, be it as a copy for a product."""
+    return _find_stored_on_tpu(flow) if flow.platform == "tpu" else fuse_loops(flow, devices)[0]
 
 
 def _find_stored_on_tpu(flow: StepFlow) -> frozenset[int]:

@@ -15,9 +15,11 @@ Large sums are kernels of a library, which take in what is made for them alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from reshard.jax.layout_choice.step_flow import RETURN, StepFlow, name_operations
+from reshard.jax.layout_choice.step_flow import RETURN, FlowOp, StepFlow, name_operations
 
 FUSED = name_operations(
     "abs add and atan2 bitcast_convert broadcast_in_dim cbrt ceil clamp compare complex convert cosine divide "
@@ -30,7 +32,7 @@ FUSED = name_operations(
     for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "digamma", "erf", "erf_inv", "erfc",
                  "lgamma", "sinh", "square", "tan")
 )  # fmt: skip
-_RESHAPE, _SUM = "stablehlo.reshape", "stablehlo.reduce"
+_RESHAPE, _SUM, _TRANSPOSE = "stablehlo.reshape", "stablehlo.reduce", "stablehlo.transpose"
 _SPREAD = name_operations("broadcast_in_dim constant iota")
 _LOOPS = FUSED | name_operations("concatenate dynamic_update_slice gather pad reduce reshape transpose")
 _COSTLY = (
@@ -41,6 +43,77 @@ _COSTLY = (
 _LIBRARY_SUM = 4096  # elements of a device from which on a sum is the library's
 _JOINED = 8  # operands up to which arrays are joined in a loop
 _LONG_ROWS = 2048  # bytes from which on what is joined along rows is copied
+
+
+_APART = 4  # Operations of a step with its copies are numbered so far apart: each may have two copies before it.
+
+
+def spell_copies(flow: StepFlow, devices: int) -> StepFlow:
+    """A step with what XLA for CPUs makes of operands for products, as transposes and reshapes before them, and without
+    the transposes that products take in.
+
+        q @ k.T               k as it lies: products take the last two dims in either order
+        "bqhd,bkhd->bhqk"     copies of q and k, whose batches b and h do not lie before all else
+        x.T @ g, 3-d          a copy of x.T: what is summed over two dims is one dim in the middle
+        x @ w, 3-d            x reshaped, which takes no memory, but is made by a loop if x is
+
+    An operation `at` is numbered `space_number(at)`, and values as they were.
+    """
+    values = [replace(v, maker=space_number(v.maker), inside=space_number(v.inside)) for v in flow.values]
+    ops: dict[int, FlowOp] = {}
+    made: dict[tuple[str, int, tuple[int, ...], int], int] = {}
+    for at, op in sorted(flow.ops.items()):
+        operands, inside = list(op.operands), space_number(op.inside)
+        for place, order in enumerate(op.orders if op.name != _TRANSPOSE else ()):
+            operands[place], name = _read_operand(flow, op, place, devices)
+            if not name:
+                continue
+            key = name, operands[place], order, op.inside
+            if key not in made:
+                number, made[key] = space_number(at) - 1 - place, len(values)
+                values.append(replace(values[operands[place]], maker=number, inside=inside))
+                ops[number] = FlowOp(number, name, (operands[place],), (made[key],), op.times, inside, number)
+            operands[place] = made[key]
+        number, last = space_number(at), space_number(op.last)
+        ops[number] = replace(op, number=number, operands=tuple(operands), inside=inside, last=last)
+    readers: list[list[tuple[int, int]]] = [[] for _ in values]
+    # From the last on, as what nobody reads any more reads nothing.
+    for at, op in sorted(ops.items(), reverse=True):
+        if op.name == _TRANSPOSE and not readers[op.results[0]]:
+            del ops[at]
+            continue
+        for place, operand in enumerate(op.operands):
+            readers[operand].append((at, place))
+    return replace(flow, values=tuple(values), ops=ops, readers=tuple(tuple(sorted(each)) for each in readers))
+
+
+def space_number(at: int) -> int:
+    """The number of an operation in the step with its copies."""
+    return at if at < 0 else _APART * at + _APART - 1
+
+
+def _read_operand(flow: StepFlow, op: FlowOp, place: int, devices: int) -> tuple[int, str]:
+    """From which value a product reads an operand, and by which operation before it, if any."""
+    root, order, spelled = op.operands[place], op.orders[place], flow.values[op.operands[place]].shape
+    # Batches of one on each device are dropped first.
+    many = math.prod(spelled[dim] for dim in op.orders[place][: op.batches])
+    dropped = 0 < op.batches and many <= devices
+    is_dot = op.name == "stablehlo.dot_general"
+    reshape = _RESHAPE if is_dot and (dropped or len(order) > op.batches + 2) else ""
+    # Transposes one after the other are one.
+    while (maker := flow.ops.get(flow.values[root].maker)) and maker.name == _TRANSPOSE and maker.inside == op.inside:
+        root, order = maker.operands[0], tuple(maker.orders[0][dim] for dim in order)
+    shape, leading = flow.values[root].shape, [*order[: op.batches]] == [*range(op.batches)]
+    if _is_in_order(shape, order):
+        return root, reshape
+    if is_dot and leading and not reshape:
+        return root, ""
+    return op.operands[place], reshape if _is_in_order(spelled, op.orders[place]) else _TRANSPOSE
+
+
+def _is_in_order(shape: Sequence[int], order: Sequence[int]) -> bool:
+    dims = [dim for dim in order if shape[dim] > 1]
+    return dims == sorted(dims)
 
 
 def fuse_loops(flow: StepFlow, devices: int) -> tuple[frozenset[int], Mapping[int, Sequence[int]]]:

@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jax.extend.mlir.dialects import stablehlo as _stablehlo
+
 from reshard.jax.layout_choice.trace_step import TracedStep
 from reshard.jax.stablehlo_pass.shardy import read_dtype
 from reshard.lower.to_stablehlo import Operation, Value, ir, list_operations
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 
+stablehlo: Any = _stablehlo
 WHILE, BRANCHES, RETURN = "stablehlo.while", ("stablehlo.case", "stablehlo.if"), ("func.return", "stablehlo.return")
 BARRIER = "stablehlo.optimization_barrier"
 
@@ -46,7 +49,12 @@ class FlowValue:
 
 @dataclass(frozen=True)
 class FlowOp:
-    """An operation: its values, how often it runs, in which loop or branch it is, and the last operation inside it."""
+    """An operation: its values, how often it runs, in which loop or branch it is, and the last operation inside it.
+
+    `orders` has the dims of each operand in the order in which a transpose or a product takes them: those that both
+    operands of a product keep, how many `batches` says, and of its left one those that are summed last, of its right
+    one first.
+    """
 
     number: int
     name: str
@@ -55,6 +63,8 @@ class FlowOp:
     times: int
     inside: int
     last: int
+    orders: tuple[tuple[int, ...], ...] = ()
+    batches: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,7 +176,7 @@ def read_flow(step: TracedStep) -> StepFlow:
             if len(op.regions):
                 number += len(list_operations(op))
             results = tuple(add_value(result, at, inside) for result in op.results)
-            ops[at] = FlowOp(at, op.name, operands, results, times, inside, number - 1)
+            ops[at] = FlowOp(at, op.name, operands, results, times, inside, number - 1, *read_orders(op))
         return number, operands
 
     block = step.main.regions[0].blocks[0]
@@ -180,6 +190,38 @@ def read_flow(step: TracedStep) -> StepFlow:
         tuple(values), ops, tuple(loops), tuple(branches), arguments, returned,
         tuple(tuple(each) for each in readers), frozenset(arguments[at] for at in step.donated), step.platform,
     )  # fmt: skip
+
+
+def read_orders(op: Operation) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """`FlowOp.orders` and `FlowOp.batches` of an operation, which most have none of."""
+    if op.name == "stablehlo.transpose":
+        return (tuple(list[int](op.attributes["permutation"])),), 0
+    if op.name == "stablehlo.convolution":
+        numbers: Any = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+        image = int(numbers.input_batch_dimension), *numbers.input_spatial_dimensions
+        kernel = *numbers.kernel_spatial_dimensions, int(numbers.kernel_input_feature_dimension)
+        ends = int(numbers.input_feature_dimension), int(numbers.kernel_output_feature_dimension)
+        return ((*image, ends[0]), (*kernel, ends[1])), 0
+    if op.name != "stablehlo.dot_general":
+        return (), 0
+    numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    sides = (
+        (list[int](numbers.lhs_batching_dimensions), list[int](numbers.lhs_contracting_dimensions)),
+        (list[int](numbers.rhs_batching_dimensions), list[int](numbers.rhs_contracting_dimensions)),
+    )
+    ranks = [len(operand.type.shape) for operand in op.operands]
+    many = len(sides[0][0])
+    # With batches first, one dim that is summed and one that is kept, operands are taken as they are.
+    if all(
+        batches == [*range(many)] and len(summed) == 1 and rank <= many + 2
+        for rank, (batches, summed) in zip(ranks, sides, strict=True)
+    ):
+        return tuple(tuple(range(rank)) for rank in ranks), many
+    orders: list[tuple[int, ...]] = []
+    for place, (rank, (batches, summed)) in enumerate(zip(ranks, sides, strict=True)):
+        kept = [dim for dim in range(rank) if dim not in batches and dim not in summed]
+        orders.append((*batches, *(summed + kept if place else kept + summed)))
+    return tuple(orders), many
 
 
 def count_trips(loop: Operation) -> int | None:
