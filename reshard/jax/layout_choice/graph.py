@@ -555,6 +555,7 @@ class _GraphBuilder:
         sums = {access.tensor for draft in self.drafts for access in draft.writes if access.sums} & kept
         joined = count_joined(flow, sums)
         named = dict(zip(flow.arguments, (given.name for given in self.step.arguments), strict=True))
+        over = self._find_written_over()
         tensors: list[Tensor] = []
         for value in self.tensors:
             copied, *span, count = self.copies[-1 - value] if value < 0 else (value, 1)
@@ -571,6 +572,8 @@ class _GraphBuilder:
             relaid = each.maker >= 0 and flow.ops[each.maker].name in RELAID
             if value in self.aliases or fused:
                 dies = born - 1
+            elif value not in read and dies in over.get(value, ()):
+                dies -= 1
             many, kept = joined.get(value, 1), fused and not relaid
             tensors.append(Tensor(name, each.shape, each.dtype, born, dies, many, kept, value in self.padded))
         nodes = [
@@ -589,6 +592,20 @@ class _GraphBuilder:
             flow,
             uses,
         )
+
+    def _find_written_over(self) -> dict[int, set[int]]:
+        """For each value that a cluster stores, when it stores an equal one, which a loop may write in its place."""
+        found: dict[int, set[int]] = {}
+        for draft in self.drafts if self.flow.platform == "cpu" else ():
+            alike: dict[tuple[Any, ...], list[int]] = {}
+            for access in draft.writes if draft.in_place else ():
+                if access.tensor in self.order.stored:
+                    each = self.flow.values[access.tensor]
+                    alike.setdefault((each.shape, each.dtype, access.dims, access.sums), []).append(access.tensor)
+            for values in alike.values():
+                for value in values:
+                    found[value] = {self.born[other] for other in values if other != value}
+        return found
 
     def _place_reads(self, value: int, places: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
         """From where to where a node needs a value that it reads at several places."""

@@ -82,7 +82,7 @@ def order_as_written(flow: StepFlow, devices: int = 1) -> RunOrder:
             # Who reads a copy needs what it is made of until it is made.
             copied = operand >= len(flow.values)
             needs[at, place] = order.needs[(maker, 0) if copied else (number, place)]
-            if operand in stored and maker == number - 1 - place:
+            if copied and operand in stored and maker == number - 1 - place:
                 relaid[at, place] = order.starts[maker], max(order.needs[read] for read in copying.readers[operand])
     made = {-1, *copying.ops}
     own = frozenset(value for value in stored if value < len(flow.values) and copying.values[value].maker in made)
