@@ -237,9 +237,9 @@ class _GraphBuilder:
         self.born[access.tensor] = at
         self.drafts[node].writes.append(replace(access, at=at, times=times))
 
-    def _write_copy(self, view: tuple[int, Access], value: int, born: int, dies: int) -> None:
+    def _write_copy(self, view: tuple[int, Access], value: int, born: int, dies: int, count: int = 1) -> None:
         """Enters that a value lies in memory once more, in the layout in which a node has it."""
-        self.copies.append((value, born, dies, 1))
+        self.copies.append((value, born, dies, count))
         self.drafts[view[0]].writes.append(replace(view[1], tensor=-len(self.copies)))
 
     # ---- the parts of a step -----------------------------------------------------------------------------------------
@@ -339,7 +339,11 @@ class _GraphBuilder:
             self._write(view, begin, trips)
             self.dies[argument] = end - 1
             if unchanged:
-                self.aliases |= {argument, result} if self._is_tensor(start) else {result}
+                # Constants are made inside of loops.
+                maker = flow.values[start].maker
+                sunk = flow.platform == "cpu" and maker >= 0 and is_source(self.step.ops[maker])
+                sunk = sunk or self._is_tensor(start)
+                self.aliases |= {argument, result} if sunk else {result}
             elif self._is_tensor(returned):
                 # The body's return is the only read; the value that it returns moves in each trip.
                 self._read((node, replace(view[1], tensor=returned)), -1, -1, end)

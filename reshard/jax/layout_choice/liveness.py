@@ -52,7 +52,9 @@ class RunOrder:
     ends: Mapping[int, int]
     length: int
     copies: tuple[tuple[int, int, int, int], ...] = ()
-    relaid: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict[tuple[int, int], tuple[int, int]])
+    relaid: Mapping[tuple[int, int], tuple[int, int, int]] = field(
+        default_factory=dict[tuple[int, int], tuple[int, int, int]]
+    )
 
 
 def order_as_written(flow: StepFlow, devices: int = 1) -> RunOrder:
@@ -67,7 +69,7 @@ def order_as_written(flow: StepFlow, devices: int = 1) -> RunOrder:
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     needs: dict[tuple[int, int], int] = {}
-    relaid: dict[tuple[int, int], tuple[int, int]] = {}
+    relaid: dict[tuple[int, int], tuple[int, int, int]] = {}
     # From the last on, as a transpose that products take in is read where they are.
     for at, op in sorted(flow.ops.items(), reverse=True):
         number = space_number(at)
@@ -83,7 +85,9 @@ def order_as_written(flow: StepFlow, devices: int = 1) -> RunOrder:
             copied = operand >= len(flow.values)
             needs[at, place] = order.needs[(maker, 0) if copied else (number, place)]
             if copied and operand in stored and maker == number - 1 - place:
-                relaid[at, place] = order.starts[maker], max(order.needs[read] for read in copying.readers[operand])
+                until = max(order.needs[read] for read in copying.readers[operand])
+                wider = copying.values[operand].nbytes // max(1, flow.values[op.operands[place]].nbytes)
+                relaid[at, place] = order.starts[maker], until, max(1, wider)
     made = {-1, *copying.ops}
     own = frozenset(value for value in stored if value < len(flow.values) and copying.values[value].maker in made)
     return RunOrder(own, starts, needs, ends, order.length, relaid=relaid)

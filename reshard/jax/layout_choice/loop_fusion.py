@@ -32,7 +32,9 @@ FUSED = name_operations(
     for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "digamma", "erf", "erf_inv", "erfc",
                  "lgamma", "sinh", "square", "tan")
 )  # fmt: skip
-_RESHAPE, _SUM, _TRANSPOSE = "stablehlo.reshape", "stablehlo.reduce", "stablehlo.transpose"
+_RESHAPE, _SUM = "stablehlo.reshape", "stablehlo.reduce"
+_TRANSPOSE, _CONVERT = "stablehlo.transpose", "stablehlo.convert"
+_NARROW = ("bfloat16", "float16")
 _SPREAD = name_operations("broadcast_in_dim constant iota")
 _LOOPS = FUSED | name_operations("concatenate dynamic_update_slice gather pad reduce reshape transpose")
 _COSTLY = (
@@ -71,7 +73,8 @@ def spell_copies(flow: StepFlow, devices: int) -> StepFlow:
             key = name, operands[place], order, op.inside
             if key not in made:
                 number, made[key] = space_number(at) - 1 - place, len(values)
-                values.append(replace(values[operands[place]], maker=number, inside=inside))
+                dtype = "float32" if name == _CONVERT else values[operands[place]].dtype
+                values.append(replace(values[operands[place]], dtype=dtype, maker=number, inside=inside))
                 ops[number] = FlowOp(number, name, (operands[place],), (made[key],), op.times, inside, number)
             operands[place] = made[key]
         number, last = space_number(at), space_number(op.last)
@@ -94,21 +97,26 @@ def space_number(at: int) -> int:
 
 def _read_operand(flow: StepFlow, op: FlowOp, place: int, devices: int) -> tuple[int, str]:
     """From which value a product reads an operand, and by which operation before it, if any."""
-    root, order, spelled = op.operands[place], op.orders[place], flow.values[op.operands[place]].shape
-    # Batches of one on each device are dropped first.
-    many = math.prod(spelled[dim] for dim in op.orders[place][: op.batches])
-    dropped = 0 < op.batches and many <= devices
+    operand, order = op.operands[place], op.orders[place]
+    shape, batches = flow.values[operand].shape, [*range(op.batches)]
     is_dot = op.name == "stablehlo.dot_general"
+    # With batches first, and one dim that is kept and one that is summed, operands are taken as they are.
+    simple = is_dot and all(len(each) <= op.batches + 2 and [*each[: op.batches]] == batches for each in op.orders)
+    order = tuple(range(len(order))) if simple else order
+    # Batches of one on each device are dropped first.
+    dropped = 0 < math.prod(shape[dim] for dim in op.orders[place][: op.batches]) <= devices and op.batches > 0
     reshape = _RESHAPE if is_dot and (dropped or len(order) > op.batches + 2) else ""
+    if simple and flow.values[operand].dtype in _NARROW and op.orders[0][-1] < len(op.orders[0]) - 1:
+        return operand, _CONVERT
+    root, whole = operand, order
     # Transposes one after the other are one.
     while (maker := flow.ops.get(flow.values[root].maker)) and maker.name == _TRANSPOSE and maker.inside == op.inside:
-        root, order = maker.operands[0], tuple(maker.orders[0][dim] for dim in order)
-    shape, leading = flow.values[root].shape, [*order[: op.batches]] == [*range(op.batches)]
-    if _is_in_order(shape, order):
+        root, whole = maker.operands[0], tuple(maker.orders[0][dim] for dim in whole)
+    if _is_in_order(flow.values[root].shape, whole):
         return root, reshape
-    if is_dot and leading and not reshape:
+    if is_dot and [*whole[: op.batches]] == batches and not reshape:
         return root, ""
-    return op.operands[place], reshape if _is_in_order(spelled, op.orders[place]) else _TRANSPOSE
+    return operand, reshape if _is_in_order(shape, order) else _TRANSPOSE
 
 
 def _is_in_order(shape: Sequence[int], order: Sequence[int]) -> bool:

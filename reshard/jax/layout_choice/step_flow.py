@@ -209,19 +209,11 @@ def read_orders(op: Operation) -> tuple[tuple[tuple[int, ...], ...], int]:
         (list[int](numbers.lhs_batching_dimensions), list[int](numbers.lhs_contracting_dimensions)),
         (list[int](numbers.rhs_batching_dimensions), list[int](numbers.rhs_contracting_dimensions)),
     )
-    ranks = [len(operand.type.shape) for operand in op.operands]
-    many = len(sides[0][0])
-    # With batches first, one dim that is summed and one that is kept, operands are taken as they are.
-    if all(
-        batches == [*range(many)] and len(summed) == 1 and rank <= many + 2
-        for rank, (batches, summed) in zip(ranks, sides, strict=True)
-    ):
-        return tuple(tuple(range(rank)) for rank in ranks), many
     orders: list[tuple[int, ...]] = []
-    for place, (rank, (batches, summed)) in enumerate(zip(ranks, sides, strict=True)):
-        kept = [dim for dim in range(rank) if dim not in batches and dim not in summed]
+    for place, (operand, (batches, summed)) in enumerate(zip(op.operands, sides, strict=True)):
+        kept = [dim for dim in range(len(operand.type.shape)) if dim not in batches and dim not in summed]
         orders.append((*batches, *(summed + kept if place else kept + summed)))
-    return tuple(orders), many
+    return tuple(orders), len(sides[0][0])
 
 
 def count_trips(loop: Operation) -> int | None:
