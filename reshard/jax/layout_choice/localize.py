@@ -17,7 +17,8 @@ from typing import Any
 from jax.extend.mlir.dialects import stablehlo as _stablehlo
 
 from reshard.errors import PlanError
-from reshard.jax.layout_choice.op_rules import find_splat, is_zero, read_windows
+from reshard.jax.layout_choice.op_rules import is_zero, read_windows
+from reshard.jax.layout_choice.step_flow import find_splat
 from reshard.jax.layout_choice.trace_step import read_body_kind
 from reshard.lower.to_stablehlo import Operation, Value, ir, list_operations
 from reshard.types.dims import Dim

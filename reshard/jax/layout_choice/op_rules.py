@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from jax.extend.mlir.dialects import sdy as _sdy
 from jax.extend.mlir.dialects import stablehlo as _stablehlo
 
-from reshard.jax.layout_choice.step_flow import BARRIER, BRANCHES, RETURN, WHILE
+from reshard.jax.layout_choice.step_flow import BARRIER, BRANCHES, RETURN, WHILE, find_splat
 from reshard.jax.layout_choice.trace_step import TracedStep, read_body_kind, read_element_type
 from reshard.jax.stablehlo_pass.shardy import MANUAL
 from reshard.lower.to_stablehlo import Operation, Value, ir, list_operations, run_passes
@@ -60,7 +60,6 @@ _BY_SHARDY = re.compile(
 _LINEAR_IN_FIRST = re.compile(
     r"stablehlo\.(broadcast_in_dim|dynamic_slice|fft|gather|imag|negate|real|reshape|reverse|slice|transpose)|chlo\.conj"
 )
-_SPLAT = re.compile(r"dense<([^\[\]<>\"]+)> :")
 _ZERO = re.compile(r"\(?-?0(\.0*e\+00)?(, ?-?0\.0*e\+00\))?")
 
 
@@ -128,24 +127,6 @@ def is_source(op: Operation) -> bool:
     if op.name not in ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert"):
         return False
     return find_splat(op.operands[0]) is not None
-
-
-def find_splat(value: Value) -> str | None:
-    """The number that all elements of a value repeat, as its constant spells it; None for any other value."""
-    op = value.owner
-    if isinstance(op, ir.Block):
-        return None
-    op = op.operation
-    if op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert"):
-        return find_splat(op.operands[0])
-    if op.name != "stablehlo.constant":
-        return None
-    try:
-        text = f"{op.attributes['value']}" if op.attributes["value"].is_splat else ""
-    except TypeError:  # Python has no attributes for complex constants. The operation is slower to write.
-        text = op.get_asm(large_elements_limit=0, use_local_scope=True, assume_verified=True)
-    found = _SPLAT.search(text)
-    return found[1] if found else None
 
 
 def is_zero(value: Value) -> bool:

@@ -8,6 +8,7 @@ Values are numbered; the arguments of a loop's condition are those of its body. 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from reshard.types.layout import Layout
 stablehlo: Any = _stablehlo
 WHILE, BRANCHES, RETURN = "stablehlo.while", ("stablehlo.case", "stablehlo.if"), ("func.return", "stablehlo.return")
 BARRIER = "stablehlo.optimization_barrier"
+_SPLAT = re.compile(r"dense<([^\[\]<>\"]+)> :")
+_MULTIPLIED = ("2.000000e+00", "3.000000e+00")  # powers that compilers write as products
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,9 @@ def read_flow(step: TracedStep) -> StepFlow:
             if len(op.regions):
                 number += len(list_operations(op))
             results = tuple(add_value(result, at, inside) for result in op.results)
-            ops[at] = FlowOp(at, op.name, operands, results, times, inside, number - 1, *read_orders(op))
+            power = op.name == "stablehlo.power" and find_splat(op.operands[1]) in _MULTIPLIED
+            name = "stablehlo.multiply" if power else op.name
+            ops[at] = FlowOp(at, name, operands, results, times, inside, number - 1, *read_orders(op))
         return number, operands
 
     block = step.main.regions[0].blocks[0]
@@ -190,6 +195,24 @@ def read_flow(step: TracedStep) -> StepFlow:
         tuple(values), ops, tuple(loops), tuple(branches), arguments, returned,
         tuple(tuple(each) for each in readers), frozenset(arguments[at] for at in step.donated), step.platform,
     )  # fmt: skip
+
+
+def find_splat(value: Value) -> str | None:
+    """The number that all elements of a value repeat, as its constant spells it; None for any other value."""
+    op = value.owner
+    if isinstance(op, ir.Block):
+        return None
+    op = op.operation
+    if op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert"):
+        return find_splat(op.operands[0])
+    if op.name != "stablehlo.constant":
+        return None
+    try:
+        text = f"{op.attributes['value']}" if op.attributes["value"].is_splat else ""
+    except TypeError:  # Python has no attributes for complex constants. The operation is slower to write.
+        text = op.get_asm(large_elements_limit=0, use_local_scope=True, assume_verified=True)
+    found = _SPLAT.search(text)
+    return found[1] if found else None
 
 
 def read_orders(op: Operation) -> tuple[tuple[tuple[int, ...], ...], int]:
