@@ -42,8 +42,8 @@ class RunOrder:
 
     `starts` is where an operation begins and `ends` where it is over, a loop with all that is in it; it needs each
     operand (operation, number) until `needs`, where it is fused into what runs later. `copies` are values that lie in
-    memory once more, from one position to another, and how often. `relaid` are operands of products that are copied from
-    one order of their dims to another, and from where to where the copy lives.
+    memory once more, from one position to another, and how often. `relaid` says the same of operands of products that
+    are copied, in another order of their dims or as wider floats.
     """
 
     stored: frozenset[int]

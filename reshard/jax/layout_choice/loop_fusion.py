@@ -10,7 +10,8 @@ It makes what is cheap again in each loop that reads it, and stores what somethi
     f = e - 1
 
 What is made of several large values is only made again if all that reads it is a loop: else it would be read once more.
-Large sums are kernels of a library, which take in what is made for them alone.
+Large sums are kernels of a library, which take in what is made for them alone. What products read is stored, if in
+another order of its dims as a copy, which a loop makes.
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ _COSTLY = (
 _LIBRARY_SUM = 4096  # elements of a device from which on a sum is the library's
 _JOINED = 8  # operands up to which arrays are joined in a loop
 _LONG_ROWS = 2048  # bytes from which on what is joined along rows is copied
-
-
-_APART = 4  # Operations of a step with its copies are numbered so far apart: each may have two copies before it.
+_APART = 4  # numbers from one operation of a step with its copies to the next: each may have two before it
 
 
 def spell_copies(flow: StepFlow, devices: int) -> StepFlow:
@@ -70,7 +69,7 @@ def spell_copies(flow: StepFlow, devices: int) -> StepFlow:
             operands[place], name = _read_operand(flow, op, place, devices)
             if not name:
                 continue
-            key = name, operands[place], order, op.inside
+            key = name, operands[place], () if name == _CONVERT else order, op.inside
             if key not in made:
                 number, made[key] = space_number(at) - 1 - place, len(values)
                 dtype = "float32" if name == _CONVERT else values[operands[place]].dtype
@@ -82,7 +81,7 @@ def spell_copies(flow: StepFlow, devices: int) -> StepFlow:
     readers: list[list[tuple[int, int]]] = [[] for _ in values]
     # From the last on, as what nobody reads any more reads nothing.
     for at, op in sorted(ops.items(), reverse=True):
-        if op.name == _TRANSPOSE and not readers[op.results[0]]:
+        if op.name == _TRANSPOSE and not readers[op.results[0]] and flow.readers[op.results[0]]:
             del ops[at]
             continue
         for place, operand in enumerate(op.operands):
@@ -96,27 +95,33 @@ def space_number(at: int) -> int:
 
 
 def _read_operand(flow: StepFlow, op: FlowOp, place: int, devices: int) -> tuple[int, str]:
-    """From which value a product reads an operand, and by which operation before it, if any."""
-    operand, order = op.operands[place], op.orders[place]
-    shape, batches = flow.values[operand].shape, [*range(op.batches)]
-    is_dot = op.name == "stablehlo.dot_general"
-    # With batches first, and one dim that is kept and one that is summed, operands are taken as they are.
-    simple = is_dot and all(len(each) <= op.batches + 2 and [*each[: op.batches]] == batches for each in op.orders)
-    order = tuple(range(len(order))) if simple else order
-    # Batches of one on each device are dropped first.
-    dropped = 0 < math.prod(shape[dim] for dim in op.orders[place][: op.batches]) <= devices and op.batches > 0
+    """From which value a product reads an operand, and what is made of it before, if anything."""
+    operand, order, first = op.operands[place], op.orders[place], [*range(op.batches)]
+    shape, is_dot = flow.values[operand].shape, op.name == "stablehlo.dot_general"
+    root, whole = _skip_transposes(flow, op, place)
+    # With batches first, one dim that is kept and one that is summed, operands are taken as they are, except that no
+    # library sums the first dim of narrow floats.
+    if is_dot and all(len(each) <= op.batches + 2 and [*each[: op.batches]] == first for each in op.orders):
+        if flow.values[operand].dtype in _NARROW and _skip_transposes(flow, op, 0)[1][-1] < len(op.orders[0]) - 1:
+            return root, _CONVERT
+        whole = tuple(whole[order.index(dim)] for dim in range(len(order)))
+        order = tuple(range(len(order)))
+    # Batches of one on each device are dropped first; dims that are kept, or summed, become one.
+    dropped = op.batches and math.prod(shape[dim] for dim in order[: op.batches]) <= devices
     reshape = _RESHAPE if is_dot and (dropped or len(order) > op.batches + 2) else ""
-    if simple and flow.values[operand].dtype in _NARROW and op.orders[0][-1] < len(op.orders[0]) - 1:
-        return operand, _CONVERT
-    root, whole = operand, order
-    # Transposes one after the other are one.
-    while (maker := flow.ops.get(flow.values[root].maker)) and maker.name == _TRANSPOSE and maker.inside == op.inside:
-        root, whole = maker.operands[0], tuple(maker.orders[0][dim] for dim in whole)
     if _is_in_order(flow.values[root].shape, whole):
         return root, reshape
-    if is_dot and [*whole[: op.batches]] == batches and not reshape:
+    if is_dot and not reshape and [*whole[: op.batches]] == first:
         return root, ""
     return operand, reshape if _is_in_order(shape, order) else _TRANSPOSE
+
+
+def _skip_transposes(flow: StepFlow, op: FlowOp, place: int) -> tuple[int, tuple[int, ...]]:
+    """What transposes before a product are made of, and in which order the product takes its dims."""
+    root, order = op.operands[place], op.orders[place]
+    while (maker := flow.ops.get(flow.values[root].maker)) and maker.name == _TRANSPOSE and maker.inside == op.inside:
+        root, order = maker.operands[0], tuple(maker.orders[0][dim] for dim in order)
+    return root, order
 
 
 def _is_in_order(shape: Sequence[int], order: Sequence[int]) -> bool:

@@ -7,6 +7,7 @@ The oracle is XLA's own figure of what it allocates, and modules that are writte
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -284,6 +285,52 @@ def test_cpus_make_again_in_loops_what_is_cheap(f: Any, devices: int, stored: st
     spread = [op for op in made if flow.values[op.results[0]].elements < 64]
     names = [op.name.rpartition(".")[2] for op in made if op not in spread]
     assert sorted(names) == sorted(stored.split())
+
+
+def weigh_cpu_step(f: Any, shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[int, int]:
+    """The bytes that a step takes on one device, by the model and as XLA compiles it."""
+    step, mesh = trace_step(f, shapes, platform="cpu"), Mesh(x=1)
+    problem = build_graph(step, read_op_rules(step), mesh).problem
+    whole = tuple(((),) * len(node.sizes) for node in problem.nodes)
+    prices, speed = MovePrices(mesh, "tpu-v5p"), DeviceSpeed.preset("tpu-v5p")
+    memory = jax.jit(f).lower(*shapes).compile().memory_analysis()
+    assert memory is not None
+    compiled = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return assess_splits(problem, whole, (), prices, speed).peak_bytes, compiled
+
+
+def take_gradient(x: Any, w: Any) -> Any:
+    return jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).sum())(w)
+
+
+def convolve(x: Any, w: Any) -> Any:
+    return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def iterate_on_one(x: Any, w: Any) -> Any:
+    for _ in range(4):
+        x = 2 * x + (x @ jnp.swapaxes(x, 1, 2)) @ x
+    return x + w
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes", "dtype"),
+    [
+        (lambda x, y: jnp.einsum("bqhd,bkhd->bhqk", x + 1, y + 1), [(4, 32, 8, 64)] * 2, "float32"),
+        (lambda x, y: (x + 1) @ (y - 1).T, [(256, 256)] * 2, "float32"),
+        (take_gradient, [(8, 64, 128), (128, 128)], "float32"),
+        (iterate_on_one, [(1, 128, 128)] * 2, "float32"),
+        (
+            lambda x, w: jax.grad(lambda w: jnp.tanh(convolve(x, w)).sum())(w),
+            [(4, 16, 16, 32), (3, 3, 32, 32)],
+            "float32",
+        ),
+        (lambda x, y: (x + 1).T @ (y - 1), [(2048, 64), (2048, 64)], "bfloat16"),
+    ],
+)
+def test_products_on_cpus_read_copies_in_the_order_that_they_need(f: Any, shapes: Any, dtype: str) -> None:
+    model, compiled = weigh_cpu_step(f, [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes])
+    assert model == pytest.approx(compiled, rel=0.02)
 
 
 def test_what_a_loop_makes_again_it_needs_the_operands_of_and_kernels_run_as_soon_as_they_can() -> None:
