@@ -261,6 +261,8 @@ def take_up(x: Any, y: Any) -> Any:
         (take_up, 1, "dot_general multiply dot_general add"),
         (lambda x, y: (-(h := x @ y) * x, -h + 1), 1, "dot_general multiply add"),  # each negates for itself
         (lambda x, y: ((e := jnp.exp(x @ y)) * x, e + 1), 1, "dot_general exponential multiply add"),
+        (lambda x, y: ((h := jax.lax.pow(x @ y, 3.0)) * x, h + 1), 1, "dot_general multiply add"),
+        (lambda x, y: ((h := jax.lax.pow(x @ y, 4.0)) * x, h + 1), 1, "dot_general power multiply add"),
         (lambda x, y: (e := jnp.exp(x @ y)) * e + 1, 1, "dot_general add"),  # one loop reads it twice
         (lambda x, y: ((h := (x @ y) / y[0, 0]) * x, h + 1), 1, "dot_general multiply add"),  # times the inverse
         (lambda x, y: ((h := (x @ y) / y) * x, h + 1), 1, "dot_general divide multiply add"),
@@ -303,6 +305,9 @@ def take_gradient(x: Any, w: Any) -> Any:
     return jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).sum())(w)
 
 
+TABLE = np.arange(128 * 128, dtype=np.float32).reshape(128, 128) / 2**14
+
+
 def convolve(x: Any, w: Any) -> Any:
     return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
@@ -326,9 +331,12 @@ def iterate_on_one(x: Any, w: Any) -> Any:
             "float32",
         ),
         (lambda x, y: (x + 1).T @ (y - 1), [(2048, 64), (2048, 64)], "bfloat16"),
+        # A loop writes over what it reads, and makes constants again.
+        (lambda x, w: ((e := jnp.exp(x)) / e.sum(1, keepdims=True)) @ w, [(512, 512), (512, 8)], "float32"),
+        (lambda x: jax.lax.fori_loop(0, 9, lambda _, y: jnp.sin(y @ (y * TABLE)), x), [(128, 128)], "float32"),
     ],
 )
-def test_products_on_cpus_read_copies_in_the_order_that_they_need(f: Any, shapes: Any, dtype: str) -> None:
+def test_what_cpus_hold_beside_the_values_of_a_step_is_counted(f: Any, shapes: Any, dtype: str) -> None:
     model, compiled = weigh_cpu_step(f, [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes])
     assert model == pytest.approx(compiled, rel=0.02)
 
