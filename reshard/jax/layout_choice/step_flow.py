@@ -179,8 +179,7 @@ def read_flow(step: TracedStep) -> StepFlow:
             if len(op.regions):
                 number += len(list_operations(op))
             results = tuple(add_value(result, at, inside) for result in op.results)
-            power = op.name == "stablehlo.power" and find_splat(op.operands[1]) in _MULTIPLIED
-            name = "stablehlo.multiply" if power else op.name
+            name = name_plainly(op, step.platform)
             ops[at] = FlowOp(at, name, operands, results, times, inside, number - 1, *read_orders(op))
         return number, operands
 
@@ -213,6 +212,17 @@ def find_splat(value: Value) -> str | None:
         text = op.get_asm(large_elements_limit=0, use_local_scope=True, assume_verified=True)
     found = _SPLAT.search(text)
     return found[1] if found else None
+
+
+def name_plainly(op: Operation, platform: str) -> str:
+    """The name of an operation, or of what compilers write for it."""
+    if op.name == "stablehlo.power" and find_splat(op.operands[1]) in _MULTIPLIED:
+        return "stablehlo.multiply"
+    # What only gets dims of one more lies as it lay.
+    if op.name == "stablehlo.broadcast_in_dim" and platform == "cpu":
+        before, after = ([size for size in each.type.shape if size > 1] for each in (op.operands[0], op.results[0]))
+        return "stablehlo.reshape" if before == after else op.name
+    return op.name
 
 
 def read_orders(op: Operation) -> tuple[tuple[tuple[int, ...], ...], int]:

@@ -273,6 +273,7 @@ def take_up(x: Any, y: Any) -> Any:
         (lambda x, y: ((h := (x @ y) * 2).sum(1), h + 1), 1, "dot_general multiply reduce add"),
         (lambda x, y: ((h := (x @ y) * 2).sum(1), h + 1), 2, "dot_general reduce add"),
         (lambda x, y: ((x @ y) * 2).sum(1), 1, "dot_general reduce"),
+        (lambda x, y: jax.lax.sort((x @ y)[None]), 1, "dot_general sort"),
         (lambda x, y: jnp.exp(y[0])[:, None] * x, 1, "exponential multiply"),  # else once for each row
         (lambda x, y: (x @ y).reshape(32, 128) @ y.reshape(128, 32), 1, "dot_general dot_general"),
         (lambda x, y: (x @ y * 2).reshape(32, 128) @ y.reshape(128, 32), 1, "dot_general reshape dot_general"),
@@ -312,6 +313,11 @@ def convolve(x: Any, w: Any) -> Any:
     return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
+def square_one(x: Any) -> Any:
+    y = x + 1
+    return jax.lax.dot_general(y, jnp.swapaxes(y, 1, 2), (((2,), (1,)), ((0,), (0,))))
+
+
 def iterate_on_one(x: Any, w: Any) -> Any:
     for _ in range(4):
         x = 2 * x + (x @ jnp.swapaxes(x, 1, 2)) @ x
@@ -324,6 +330,8 @@ def iterate_on_one(x: Any, w: Any) -> Any:
         (lambda x, y: jnp.einsum("bqhd,bkhd->bhqk", x + 1, y + 1), [(4, 32, 8, 64)] * 2, "float32"),
         (lambda x, y: (x + 1) @ (y - 1).T, [(256, 256)] * 2, "float32"),
         (take_gradient, [(8, 64, 128), (128, 128)], "float32"),
+        (lambda x, y: jnp.swapaxes(x, 0, 1) @ y, [(64, 16, 32), (16, 32, 64)], "float32"),
+        (square_one, [(1, 128, 512)], "float32"),
         (iterate_on_one, [(1, 128, 128)] * 2, "float32"),
         (
             lambda x, w: jax.grad(lambda w: jnp.tanh(convolve(x, w)).sum())(w),
