@@ -116,7 +116,7 @@ def mesh() -> JaxMesh:
 
 
 @pytest.mark.slow
-def test_the_peak_is_the_compilers_once_it_was_asked(mesh: JaxMesh) -> None:
+def test_the_peak_is_the_compilers_before_it_was_asked_and_after(mesh: JaxMesh) -> None:
     shapes = [*[jax.ShapeDtypeStruct((8, 256, 256), jnp.float32)] * 3, jax.ShapeDtypeStruct((3,), jnp.float32)]
     choice = reshard.jax.autoshard(orthogonalize, mesh, *shapes, donate=(0, 1), network="tpu-v5p", compare="none")
     search, planned = choice.search, choice.best.planned
@@ -129,7 +129,8 @@ def test_the_peak_is_the_compilers_once_it_was_asked(mesh: JaxMesh) -> None:
     learned = assess_splits(graph.problem, seen.splits, seen.anew, search.prices, search.speed)
     assert learned.seconds == pytest.approx(planned.seconds)
     assert choice.in_shardings[0].spec != P()
-    assert abs(learned.peak_bytes / choice.peak_bytes - 1) < 0.1 < abs(planned.peak_bytes / choice.peak_bytes - 1)
+    for each in (planned, learned):
+        assert each.peak_bytes == pytest.approx(choice.peak_bytes, rel=0.01)
 
 
 def test_of_branches_the_largest_counts(mesh: JaxMesh) -> None:
