@@ -28,11 +28,12 @@ from functools import lru_cache
 from itertools import combinations
 
 from reshard.errors import MeshError
-from reshard.geometry.refine import Refinement, refine
+from reshard.geometry.figures import even_rounds
+from reshard.geometry.refine import Factor, RefinedDigit, Refinement, refine
 from reshard.geometry.remesh import one_set
 from reshard.plans.plan import Plan, StepSpec
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.step_mode import Cost, wire_layout
+from reshard.plans.rules.step_mode import PLAIN, Cost, wire_layout
 from reshard.plans.step import Step
 from reshard.synth.network import Links as Links
 from reshard.synth.network import Network
@@ -86,40 +87,61 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
 def predict_time(step: StepSpec, operand: Layout, links: Links) -> StepTime:
     """Predicted seconds of one step, for arrays of the operand's form and any size."""
     kind, result, mode = step
-    cost = check_step(kind, operand, result, mode)
-    if not cost.launches:
-        return _NO_TIME
-    wires, operand = Wires.of(links, operand.mesh), wire_layout(operand, result)
+    wires, moved = Wires.of(links, operand.mesh), wire_layout(operand, result)
     # Through a view, and beside what is held, messages are of any size.
-    refinement = None if mode.view is not None or mode.holding is not None else refine(operand, result)
-    if refinement is None or (kind == "exchange" and not refinement.exact):
-        return _predict_boxes(cost, operand, result, wires)
+    refinement = None if mode.view is not None or mode.holding is not None else refine(moved, result)
+    repeat = 1
+    if refinement is None or not refinement.exact or mode != PLAIN or moved is not operand:
+        cost = check_step(kind, operand, result, mode)
+        if not cost.launches:
+            return _NO_TIME
+        if refinement is None or (kind == "exchange" and not refinement.exact):
+            return _predict_boxes(cost, moved, result, wires)
+        rounds = refinement.pieces if refinement.swapped else refinement.pieces - 1
+        repeat = cost.launches // max(1, rounds) if kind in ("exchange", "permute") else 1
+    elif kind in ("slice", "split_sum") or (kind == "exchange" and not even_rounds(refinement)):
+        return _NO_TIME
+    # The digits that change say it all, and many steps change the same ones. What is even is checked as part of a plan.
+    changed = tuple(digit[1:] for digit in refinement.digits if digit.src != digit.dst)
+    try:
+        time = _time_change(kind, changed, refinement.reduced, repeat, moved.mesh, wires)
+    except MeshError:  # The result's mesh cuts the positions where no sub-axis of the operand's ends.
+        return _predict_boxes(check_step(kind, operand, result, mode), moved, result, wires)
+    tile = moved.tile_bytes
+    return StepTime(tuple((wait, seconds * tile) for wait, seconds in way) for way in time)
+
+
+@lru_cache(maxsize=1 << 14)
+def _time_change(
+    kind: str,
+    changed: tuple[tuple[int, int | None, int | None], ...],
+    reduced: tuple[Factor, ...],
+    repeat: int,
+    mesh: Mesh,
+    wires: Wires,
+) -> StepTime:
+    """Predicted seconds of a step in which these digits, as (radix, before, after), change and these factors are
+    reduced, whose messages are cut into so many; its bytes are those of a tile of the operand."""
+    digits = tuple(RefinedDigit(0, *each) for each in changed)
+    refinement = Refinement(digits, (), True, (), reduced)
     match kind:
         case "all_reduce":
-            peers = [(factor.stride, factor.size) for factor in refinement.reduced]
-            block = operand.tile_bytes / math.prod(size for _, size in peers)
-            scatter = _predict_gather(peers, block, operand.mesh, wires)
+            peers = [(factor.stride, factor.size) for factor in reduced]
+            scatter = _predict_gather(peers, 1 / math.prod(size for _, size in peers), mesh, wires)
             return StepTime(tuple((2 * wait, 2 * seconds) for wait, seconds in way) for way in scatter)
         case "reduce_scatter":
             peers = [(digit.dst, digit.radix) for digit in refinement.sliced if digit.dst is not None]
-            return _predict_scatter(peers, operand, wires)
+            return _predict_scatter(peers, mesh, wires)
         case "all_gather":
-            return _predict_gather(_gathered_factors(refinement), operand.tile_bytes, operand.mesh, wires)
+            return _predict_gather(_gathered_factors(refinement), 1.0, mesh, wires)
         case "all_to_all":
             peers = _gathered_factors(refinement)
-            return _predict_blocks(
-                peers, operand.tile_bytes / math.prod(size for _, size in peers), operand.mesh, wires
-            )
+            return _predict_blocks(peers, 1 / math.prod(size for _, size in peers), mesh, wires)
         case _:
-            try:
-                # An even exchange, or a permute, which is one of a single round.
-                in_turn, crossed, origins = _exchange_peers(refinement)
-                rounds = refinement.pieces
-                per_round = cost.launches // max(1, rounds if crossed else rounds - 1)
-                block = operand.tile_bytes if step.kind == "permute" else operand.nbytes(refinement.common)
-                return _predict_blocks(in_turn, block / per_round, operand.mesh, wires, crossed, per_round, origins)
-            except MeshError:  # The result's mesh cuts the positions where no sub-axis of the operand's ends.
-                return _predict_boxes(cost, operand, result, wires)
+            # An even exchange, or a permute, which is one of a single round.
+            in_turn, crossed, origins = _exchange_peers(refinement)
+            block = 1 / math.prod(digit.radix for digit in refinement.sliced)
+            return _predict_blocks(in_turn, block / repeat, mesh, wires, crossed, repeat, origins)
 
 
 Known = dict[tuple[Layout, StepSpec], StepTime]
@@ -254,14 +276,14 @@ def time_step(step: Step, network: Network, bandwidth: float | None = None) -> f
     return link.wait(step.launches) + step.endpoint_bytes / (bandwidth or link.bandwidth)
 
 
-def _predict_scatter(peers: _Factors, operand: Layout, wires: Wires) -> StepTime:
-    """Seconds of a reduce-scatter among these peers, members counted major to minor.
+def _predict_scatter(peers: _Factors, mesh: Mesh, wires: Wires) -> StepTime:
+    """Seconds of a reduce-scatter of a byte among these peers, members counted major to minor.
 
     Among all devices on wires it runs in two levels (`MeshPlace.levels`), since libtpu has no reduce-scatter over all
     axes of a torus, but an all-reduce. So not all wires carry it at once: on 2x2x2 that takes 12/7 of the time.
     """
-    mesh, (*most, (stride, size)) = operand.mesh, peers
-    block, inner = operand.tile_bytes / math.prod(size for _, size in peers), primes(size)[0]
+    *most, (stride, size) = peers
+    block, inner = 1 / math.prod(size for _, size in peers), primes(size)[0]
     outer = [*most, (stride * inner, size // inner)] if inner < size else most
     if math.prod(size for _, size in peers) < mesh.size or not outer or not any(map(wires.wired, mesh.axes)):
         return _predict_gather(peers, block, mesh, wires)

@@ -50,15 +50,14 @@ from reshard.plans.plan import (
 from reshard.plans.rules.step_mode import StepMode
 from reshard.synth import cost, moves
 from reshard.synth.budget import fit_plans
-from reshard.synth.network import Links, Network
+from reshard.synth.move_classes import check_start, list_timed_routes
+from reshard.synth.network import Network
 from reshard.synth.options import SLACK, PlanOptions
-from reshard.synth.routes import Pair, Route, crossing, idle, list_routes
+from reshard.synth.routes import Pair, Route, crossing, list_routes
 from reshard.synth.tree_batches import fit_batches, group_plans, sort_batches
-from reshard.synth.wires import Wires
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, MeshLike
 from reshard.types.move import Move
-from reshard.types.reductions import identity
 from reshard.types.whole import check_deadline
 
 
@@ -230,16 +229,15 @@ def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
         return choose_plan(fit_and_time([*plans, *relays]), slack)
     budget, network, donate, slack = options[:4]
     links = None if network is None else network.links(pair.source.mesh)
-    routes: Sequence[Sequence[StepSpec]] = list_routes(pair, links)
+    routes: Sequence[Route]
     if links is None:
         # Only routes whose tiles are never larger than those at the ends, if there are any: others need more memory
         # than the larger of the two, and would be tried for their launches alone.
-        most = max(pair.source.tile_bytes, pair.target.tile_bytes)
+        routes, most = list_routes(pair, None), max(pair.source.tile_bytes, pair.target.tile_bytes)
         routes = [route for route in routes if all(step.result.tile_bytes <= most for step in route)] or routes
     else:
         # Under a budget a slower route may be the one that fits, so that none is left out.
-        fastest, over = find_fastest(pair, routes, links)
-        routes = fastest if budget is None else [*routes, *over]
+        routes = list_timed_routes(pair, links, every=budget is not None)
     made, bound = list[Plan](), 0
     for route in routes:
         check_deadline()
@@ -257,31 +255,6 @@ def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
             )
             made += relays if links is None else (cost.time_plan(plan, links) for plan in relays)
     return choose_plan(made if budget is None else fit_plans(made, budget, links), slack, bound)
-
-
-def find_fastest(
-    pair: Pair, routes: Iterable[Sequence[StepSpec]], links: Links
-) -> tuple[list[Sequence[StepSpec]], list[Route]]:
-    """The fastest of these routes and of those over idle axes, and all of the second kind that were tried."""
-    known: cost.Known = {}
-    fastest = cost.keep_fastest(routes, pair.source, links, known)
-    least = cost.route_seconds(fastest[0], pair.source, links, known)
-    # Of several sizes, the largest may take any time.
-    several = isinstance(links, Wires) and links.sizes is not None
-    over = list(idle.routes(pair, links, math.inf if several else least)) if least else []
-    return cost.keep_fastest([*fastest, *over], pair.source, links, known), over
-
-
-def check_start(pair: Pair) -> None:
-    """Refuses a target that is partial where the source is not, by an operation that no value leaves as it is."""
-    target = pair.target
-    if pair.starts and identity(target.dtype, str(target.reduction)) is None:
-        # All summands but one would be zeros, or what stands for them: no values can fill the target.
-        raise PlanError(
-            f"target {target} is partial where source {pair.source} is not (mesh {target.mesh}), but no value of "
-            f"{target.dtype} leaves a {target.reduction} as it is, so nothing can fill the other summands; give a "
-            f"target that is a sum, or one that is not partial"
-        )
 
 
 def choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:

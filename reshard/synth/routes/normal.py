@@ -38,6 +38,7 @@ from reshard.synth.network import Links
 from reshard.synth.routes.route import Pair, Route, hold_digits
 from reshard.synth.wires import Wires
 from reshard.types.layout import Layout
+from reshard.types.mesh import SubAxis, prime_places
 
 
 def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
@@ -211,28 +212,48 @@ class Chains:
                     borrowings.append(Borrowing(head, tail, free=match[1], spent=match[0]))
         return tuple(borrowings)
 
-    def detour(self) -> list[State]:
-        """Swaps that borrow the free strides of slices: a permute, then an all-to-all along these strides.
+    def detours(self, idle: Sequence[tuple[int, int]] = ()) -> Iterator[list[State]]:
+        """Swaps that borrow `idle` strides, or the free ones of slices: a permute, then what these strides do.
 
             -  -> x,  x -> -   with   -  -> y    becomes    y -> x,  x -> y;   then   y -> -,  -  -> y
+            -  -> x,  x -> -   with y idle       becomes    y -> x,  x -> y;   then   y -> -
 
-        If x is slow, it is crossed once, not once for each share.
+        If x is slow, it is crossed once, not once for each share. Swaps for which nothing is left to borrow come after
+        the permute, or with it in one exchange. Few messages along y gather it, and slice again.
         """
-        first, exchanged, last = list(self.sliced()), list(self.sliced()), list(self.ungathered())
+        first, last = list(self.sliced()), list(self.ungathered())
+        exchanged, moved, opened = list(first), list(last), list(last)
         slices = [i for i, d in enumerate(self.digits) if d.src is None and d.dst is not None and d.dst == first[i]]
+        spare = list(idle)
         for head, digit in enumerate(self.digits):
             if digit.src is not None or digit.dst not in self._by_src:
                 continue
-            tail = self._by_src[digit.dst]
-            if self.digits[tail].dst is not None:
+            chain = [head]
+            while (taken := self.digits[chain[-1]].dst) in self._by_src:
+                chain.append(self._by_src[taken])
+            if taken is not None:
                 continue
             lender = next((i for i in slices if self.digits[i].radix == digit.radix), None)
-            if lender is not None:
+            free = next((each for each in spare if each[1] == digit.radix), None)
+            if free is not None:
+                spare.remove(free)
+                stride = free[0]
+            elif lender is not None:
                 slices.remove(lender)
-                free = self.digits[lender].dst
-                first[head], first[lender] = free, None
-                exchanged[head], exchanged[lender], exchanged[tail] = digit.dst, None, free
-        return [tuple(first), tuple(exchanged), tuple(last)]
+                stride = self.digits[lender].dst
+                first[lender] = exchanged[lender] = moved[lender] = opened[lender] = None
+            else:
+                continue
+            for at in chain:
+                exchanged[at] = self.digits[at].dst
+            first[head] = exchanged[chain[-1]] = moved[chain[-1]] = stride
+        if moved != last:
+            yield [tuple(first), tuple(exchanged), tuple(last)]
+            yield [tuple(first), tuple(moved), tuple(last)]
+            yield [tuple(first), tuple(moved)]
+            if opened != last:
+                yield [tuple(first), tuple(moved), tuple(opened), tuple(last)]
+                yield [tuple(first), tuple(exchanged), tuple(moved), tuple(opened), tuple(last)]
 
     def swaps_alone(self, state: State, goal: State) -> State:
         """From `state`, only the swaps on the way to `goal`: what becomes local there does, and what becomes held
@@ -322,7 +343,11 @@ _CALLS = 10
 def _route_on_network(source: Layout, target: Layout, wires: Wires) -> tuple[Route, ...]:
     """The routes for a network, kept: routes over a permute, and those that finish a sum, have stretches in common."""
     pair = Pair(source, target)
-    return () if pair.refinement is None else tuple(list_staged(Chains(pair, pair.refinement), wires))
+    if pair.refinement is None:
+        return ()
+    routes = list_staged(Chains(pair, pair.refinement), wires)
+    # Of a class of moves only the fastest are asked for, and what is slower in part is slower in all.
+    return tuple(routes if wires.sizes is None else map(tuple, cost.keep_fastest(routes, source, wires)))
 
 
 def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
@@ -333,7 +358,10 @@ def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
     paths = [(chains, states) for states in _list_paths(chains)]
     if lent := _lend_local(chains, links):
         paths.append(lent)
+    paths += _list_detours(chains, links)
     paths += _wait_on_local(chains)
+    if len({link.bandwidth for link in links.values()}) > 1:
+        paths += [(digits, _split_swaps(digits, states, whole)) for digits, states in paths for whole in (True, False)]
     tried: set[tuple[tuple[State, State], ...]] = set()
     for digits, states in paths:
         path = tuple((b, a) for b, a in pairwise([digits.start, *states, digits.end]) if b != a)
@@ -366,7 +394,6 @@ def _list_paths(chains: Chains) -> Iterator[list[State]]:
     yield [first, last]
     if borrowings := chains.borrowings():
         yield [chains.sliced(borrowings), chains.ungathered(borrowings)]
-    yield chains.detour()
     yield [first, chains.swaps_alone(first, last), last]
     yield [first, chains.swaps_alone(last, first), last]
     yield [first, *chains.one_by_one(first, last), last]
@@ -377,7 +404,50 @@ def _list_paths(chains: Chains) -> Iterator[list[State]]:
     yield [plain, *chains.one_by_one(plain, last), last]
     opened = tuple(None if s is not None and s not in end else s for s in plain)
     yield [plain, opened, *chains.one_by_one(opened, end)]
+    yield [plain, opened]
     yield [plain, tuple(s if s == d else None for s, d in zip(plain, end, strict=True))]
+
+
+def _split_swaps(chains: Chains, states: list[State], whole: bool) -> list[State]:
+    """The states with more inside of each all-to-all, for fewer messages: one in which what it takes apart is `whole`,
+    a gather and a slice; or one after each swap."""
+    split: list[State] = []
+    for before, after in pairwise([chains.start, *states, chains.end]):
+        if kind_between(before, after) == "all_to_all":
+            if whole:
+                split.append(tuple(None if b != a else b for b, a in zip(before, after, strict=True)))
+            else:
+                now = list(before)
+                for at, stride in enumerate(after):
+                    if stride is not None and before[at] is None:
+                        now[at], now[before.index(stride)] = stride, None
+                        split.append(tuple(now))
+                split.pop()
+        split.append(after)
+    return split[:-1]
+
+
+def _list_detours(chains: Chains, links: Links) -> Iterator[tuple[Chains, list[State]]]:
+    """Swaps that borrow the strides of slices; where some axes are slower than others, also those that nothing holds
+    by, the fastest first, or nothing once what is spent is gathered."""
+    prime = Chains(Pair(chains.source, chains.target), chains.refinement, prime=True)
+    yield from ((prime, states) for states in prime.detours())
+    mesh, used = chains.source.mesh, {*prime.start, *prime.end}
+    if len({link.bandwidth for link in links.values()}) == 1:
+        return
+    partial = {place for axis in chains.source.partial for place in prime_places(mesh, axis)}
+    fast_first = sorted(mesh.axes, key=lambda axis: links[axis].speed, reverse=True)
+    every = [place for axis in fast_first for place in prime_places(mesh, SubAxis(axis, 1, mesh.axes[axis]))]
+    idle = [place for place in every if place[0] not in used and place not in partial]
+    if idle:
+        yield from ((prime, states) for states in prime.detours(idle))
+    after = set(prime.end)
+    digits = tuple(d._replace(src=None) if d.dst is None and d.src not in after else d for d in prime.digits)
+    opened = tuple(digit.src for digit in digits)
+    if opened != prime.start:
+        rest = Chains(Pair(prime.layout(opened), chains.target), replace(chains.refinement, digits=digits))
+        idle = [place for place in every if place[0] not in {*opened, *prime.end} and place not in partial]
+        yield from ((prime, [opened, *states]) for states in rest.detours(idle))
 
 
 def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | None:
@@ -455,6 +525,7 @@ def _wait_on_local(chains: Chains) -> Iterator[tuple[Chains, list[State]]]:
         if at is not None:
             held[at] = stride
     yield chains, [tuple(held)]
+    yield chains, [tuple(held), tuple(None if stride not in after else stride for stride in held)]
     # A free and a spent stride of one radix take turns at one part.
     parts: list[tuple[int, int | None, int | None]] = []
     for radix, stride in free:

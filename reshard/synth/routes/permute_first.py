@@ -60,8 +60,8 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
             return
         if not (refinement.swapped or refinement.gathered):
             return
-        # On links that are all alike, no permute of an even array is worth more than what `normal` has.
-        if refinement.exact and len({link.bandwidth for link in links.values()}) == 1:
+        # No permute of an even array is worth more than what `normal` has.
+        if refinement.exact:
             return
     holders = _holders_of_both(pair.source, pair.target)
     if holders is None:
