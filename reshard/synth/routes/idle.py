@@ -44,10 +44,12 @@ def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:
     if pair.crosses or pair.starts or refinement is None or not refinement.exact or pair.source.mesh.size == 1:
         return
     wires = sum(link.bandwidth for link in links.values())
-    for axes in accumulate([axis] for axis in sort_idle_axes(pair, links)):
-        peers = math.prod(axis.size for axis in axes)
-        sliced = _slice_idle(pair.source, refinement, axes)
-        if sliced is None or (1 - 1 / peers) * pair.target.tile_bytes / wires >= least:
+    prefixes = accumulate([axis] for axis in sort_idle_axes(pair, links))
+    for sliced in dict.fromkeys(_slice_idle(pair.source, refinement, axes) for axes in prefixes):
+        if sliced is None or sliced == pair.source:
+            continue
+        peers = pair.source.tile_bytes // sliced.tile_bytes
+        if (1 - 1 / peers) * pair.target.tile_bytes / wires >= least:
             return
         rest = Pair(sliced, pair.target)
         after = reduction.routes(rest, links) if pair.reduces else normal.routes(rest, links)
@@ -73,7 +75,7 @@ def sort_idle_axes(pair: Pair, links: Links) -> list[SubAxis]:
 
 
 def _slice_idle(source: Layout, refinement: Refinement, axes: list[SubAxis]) -> Layout | None:
-    """The source cut by axes along digits that are local in both layouts; None where such digits do not divide, or the
+    """The source cut by axes along digits that are local in both layouts, those that have room; None where the
     sub-axes cannot coexist in one layout."""
     left = [digit.radix if digit.src is None and digit.dst is None else 1 for digit in refinement.digits]
     held: list[list[SubAxis]] = [[] for _ in left]
@@ -83,7 +85,7 @@ def _slice_idle(source: Layout, refinement: Refinement, axes: list[SubAxis]) -> 
             # Of an axis that no digit has room for, the major part that one has: 2 of 6.
             most, at = max(((math.gcd(radix, axis.size), -n) for n, radix in enumerate(left) if radix), default=(1, 0))
             if most == 1:
-                return None
+                continue
             axis, at = axis._replace(size=most), -at
         left[at] //= axis.size
         held[at].append(axis)

@@ -432,22 +432,20 @@ def _list_detours(chains: Chains, links: Links) -> Iterator[tuple[Chains, list[S
     by, the fastest first, or nothing once what is spent is gathered."""
     prime = Chains(Pair(chains.source, chains.target), chains.refinement, prime=True)
     yield from ((prime, states) for states in prime.detours())
-    mesh, used = chains.source.mesh, {*prime.start, *prime.end}
-    if len({link.bandwidth for link in links.values()}) == 1:
+    if len({link.bandwidth for link in links.values()}) == 1 or not chains.refinement.exact:
         return
-    partial = {place for axis in chains.source.partial for place in prime_places(mesh, axis)}
+    mesh, after = chains.source.mesh, set(prime.end)
     fast_first = sorted(mesh.axes, key=lambda axis: links[axis].speed, reverse=True)
     every = [place for axis in fast_first for place in prime_places(mesh, SubAxis(axis, 1, mesh.axes[axis]))]
-    idle = [place for place in every if place[0] not in used and place not in partial]
-    if idle:
-        yield from ((prime, states) for states in prime.detours(idle))
-    after = set(prime.end)
-    digits = tuple(d._replace(src=None) if d.dst is None and d.src not in after else d for d in prime.digits)
-    opened = tuple(digit.src for digit in digits)
-    if opened != prime.start:
-        rest = Chains(Pair(prime.layout(opened), chains.target), replace(chains.refinement, digits=digits))
-        idle = [place for place in every if place[0] not in {*opened, *prime.end} and place not in partial]
-        yield from ((prime, [opened, *states]) for states in rest.detours(idle))
+    partial = [mesh.span(axis) for axis in chains.source.partial]
+    opened = tuple(d._replace(src=None) if d.dst is None and d.src not in after else d for d in prime.digits)
+    for digits in dict.fromkeys((prime.digits, opened)):
+        held = ((stride, stride * d.radix) for d in digits for stride in (d.src, d.dst) if stride is not None)
+        used = [*partial, *held]
+        idle = [(stride, size) for stride, size in every if not any(low < stride * size and stride < high for low, high in used)]
+        start = tuple(digit.src for digit in digits)
+        rest = Chains(Pair(prime.layout(start), chains.target), replace(chains.refinement, digits=digits))
+        yield from ((prime, [start, *states]) for states in rest.detours(idle))
 
 
 def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | None:

@@ -26,6 +26,7 @@ from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import normal
 from reshard.synth.routes.route import Pair, Route, hold_digits
+from reshard.synth.wires import Wires
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis, prime_places
 from reshard.types.whole import primes
@@ -60,8 +61,10 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
             return
         if not (refinement.swapped or refinement.gathered):
             return
-        # No permute of an even array is worth more than what `normal` has.
-        if refinement.exact:
+        # No permute of an even array with room for every cut (`move_classes`), or on links that are all alike, is worth
+        # more than what `normal` has.
+        roomy = isinstance(links, Wires) and links.sizes is not None
+        if refinement.exact and (roomy or len({link.bandwidth for link in links.values()}) == 1):
             return
     holders = _holders_of_both(pair.source, pair.target)
     if holders is None:
