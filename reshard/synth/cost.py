@@ -25,7 +25,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from reshard.errors import MeshError
 from reshard.geometry.figures import even_rounds
@@ -68,6 +68,10 @@ class StepTime(tuple[tuple[tuple[float, float], ...], ...]):
             return wait + scale * bytes_seconds
         return min(max(wait + scale * bytes_seconds for wait, bytes_seconds in way) for way in self)
 
+    def scaled(self, scale: float) -> StepTime:
+        """The seconds of a step on so many times the bytes."""
+        return StepTime(tuple((wait, seconds * scale) for wait, seconds in way) for way in self)
+
 
 _NO_TIME = StepTime((((0.0, 0.0),),))
 
@@ -104,24 +108,25 @@ def predict_time(step: StepSpec, operand: Layout, links: Links) -> StepTime:
     # The digits that change say it all, and many steps change the same ones. What is even is checked as part of a plan.
     changed = tuple(digit[1:] for digit in refinement.digits if digit.src != digit.dst)
     try:
-        time = _time_change(kind, changed, refinement.reduced, repeat, moved.mesh, wires)
+        time = time_change(kind, changed, moved.mesh, wires, refinement.reduced, repeat)
     except MeshError:  # The result's mesh cuts the positions where no sub-axis of the operand's ends.
         return _predict_boxes(check_step(kind, operand, result, mode), moved, result, wires)
-    tile = moved.tile_bytes
-    return StepTime(tuple((wait, seconds * tile) for wait, seconds in way) for way in time)
+    return time.scaled(moved.tile_bytes)
 
 
 @lru_cache(maxsize=1 << 14)
-def _time_change(
+def time_change(
     kind: str,
     changed: tuple[tuple[int, int | None, int | None], ...],
-    reduced: tuple[Factor, ...],
-    repeat: int,
     mesh: Mesh,
     wires: Wires,
+    reduced: tuple[Factor, ...] = (),
+    repeat: int = 1,
 ) -> StepTime:
-    """Predicted seconds of a step in which these digits, as (radix, before, after), change and these factors are
-    reduced, whose messages are cut into so many; its bytes are those of a tile of the operand."""
+    """Predicted seconds of a step, for a byte of a tile of its operand: in it these digits, as (radix, before, after),
+    change and these factors are reduced, and each message is cut into so many."""
+    if kind == "slice":
+        return _NO_TIME
     digits = tuple(RefinedDigit(0, *each) for each in changed)
     refinement = Refinement(digits, (), True, (), reduced)
     match kind:
@@ -154,33 +159,51 @@ def keep_fastest(
     """The routes of least predicted seconds, without `ties` the first of equal ones; steps that several routes share
     are priced once.
 
-    On links for arrays of several sizes (`Wires.for_sizes`), those that are not slower than another one at all sizes.
+    On links for arrays of several sizes (`Wires.for_sizes`), those that are the fastest at one of them.
     """
     known = {} if known is None else known
     listed = list(routes)
-    low, high = list_scales(source, links)
-    if low == high:
-        seconds = [route_seconds(route, source, links, known) for route in listed]
-        least = min(seconds)
-        fastest = [route for route, time in zip(listed, seconds, strict=True) if is_as_fast(time, least)]
-        return fastest if ties else fastest[:1]
     every = [list_times(route, source, links, known) for route in listed]
-    # The fastest way of a step, or its slowest part, changes where two of its lines meet. Between such sizes all
-    # routes are linear, so that one which is slower at both is slower between.
-    parts = {tuple(part for way in time for part in way) for times in every for time in times}
+    return [listed[at] for at in pick_fastest(every, *list_scales(source, links), ties)]
+
+
+def pick_fastest(every: Sequence[Sequence[StepTime]], low: float, high: float, ties: bool = True) -> list[int]:
+    """The numbers of those sums of times that are the least at some scale, without `ties` the first of equal ones.
+
+    >>> flat, steep, never = ([StepTime((((wait, seconds),),))] for wait, seconds in ((4, 1), (0, 2), (3, 2)))
+    >>> pick_fastest([flat, steep, never], 1, 9), pick_fastest([flat, steep, never], 1, 2)
+    ([0, 1], [1])
+    """
+    # Most steps take one line: these are summed once. The others turn where two of their lines meet.
+    lines: list[tuple[float, float, list[StepTime]]] = []
+    for times in every:
+        bent = [time for time in times if len(time) > 1 or len(time[0]) > 1]
+        straight = [time[0][0] for time in times if len(time) == 1 == len(time[0])]
+        lines.append((sum(wait for wait, _ in straight), sum(seconds for _, seconds in straight), bent))
+
+    def list_seconds(scale: float) -> list[float]:
+        return [wait + scale * each + sum(time.at(scale) for time in bent) for wait, each, bent in lines]
+
+    parts = {tuple(part for way in time for part in way) for _, _, bent in lines for time in bent}
     pairs = (pair for each in parts for pair in combinations(each, 2))
     turns = {(b[0] - a[0]) / (a[1] - b[1]) for a, b in pairs if a[1] != b[1]}
-    points = [low, *sorted(turn for turn in turns if low < turn < high), high]
-    kept: list[tuple[list[float], Sequence[StepSpec]]] = []
-    for route, times in zip(listed, every, strict=True):
-        seconds = [sum(time.at(scale) for time in times) for scale in points]
-        rivals = [other for other, _ in kept if _is_never_slower(other, seconds)]
-        if any(not (ties and _is_never_slower(seconds, other)) for other in rivals):
-            continue
-        # An earlier route that ties stays: it would have been taken first.
-        kept = [each for each in kept if not _is_never_slower(seconds, each[0]) or _is_never_slower(each[0], seconds)]
-        kept.append((seconds, route))
-    return [route for _, route in kept]
+    # Between turns all are linear: from the fastest at one end, the next one is that which crosses it first.
+    scales = [low]
+    for start, end in pairwise([low, *sorted(turn for turn in turns if low < turn < high), high]):
+        first, last = list_seconds(start), list_seconds(end)
+        at = min(range(len(lines)), key=lambda n: (first[n], last[n]))
+        while steeper := [n for n in range(len(lines)) if last[n] < last[at] * (1 - 1e-9)]:
+            saved = [(first[n] - first[at], last[at] - last[n], n) for n in steeper]
+            least, _, at = min((more / (more + less), -less, n) for more, less, n in saved)
+            scales.append(start + (end - start) * least)
+        scales.append(end)
+    kept: set[int] = set()
+    for scale in dict.fromkeys(scales):
+        seconds = list_seconds(scale)
+        least = min(seconds)
+        fastest = [at for at, time in enumerate(seconds) if is_as_fast(time, least)]
+        kept.update(fastest if ties else fastest[:1])
+    return sorted(kept)
 
 
 def list_scales(layout: Layout, links: Links) -> tuple[float, float]:
@@ -189,10 +212,6 @@ def list_scales(layout: Layout, links: Links) -> tuple[float, float]:
         return 1.0, 1.0
     nbytes = layout.nbytes(math.prod(layout.shape))
     return links.sizes[0] / nbytes, links.sizes[1] / nbytes
-
-
-def _is_never_slower(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(is_as_fast(time, than) for time, than in zip(one, other, strict=True))
 
 
 def list_times(route: Sequence[StepSpec], source: Layout, links: Links, known: Known) -> list[StepTime]:

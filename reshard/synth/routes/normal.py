@@ -345,13 +345,43 @@ def _route_on_network(source: Layout, target: Layout, wires: Wires) -> tuple[Rou
     pair = Pair(source, target)
     if pair.refinement is None:
         return ()
-    routes = list_staged(Chains(pair, pair.refinement), wires)
-    # Of a class of moves only the fastest are asked for, and what is slower in part is slower in all.
-    return tuple(routes if wires.sizes is None else map(tuple, cost.keep_fastest(routes, source, wires)))
+    chains = Chains(pair, pair.refinement)
+    if wires.sizes is None or not pair.refinement.exact:
+        return tuple(list_staged(chains, wires))
+    # Of a class of moves only the fastest are asked for, and what is slower in part is slower in all. They are timed as
+    # states: few become layouts.
+    ways = list(_list_ways(chains, wires))
+    times = [_time_states(*way, wires) for way in ways]
+    times += [_time_states(chains, (), wires, "exchange")] if chains.start != chains.end else []
+    fastest = cost.pick_fastest(times, *cost.list_scales(source, wires))
+    return tuple(visit_states(*ways[at]) if at < len(ways) else (StepSpec("exchange", target),) for at in fastest)
+
+
+def _time_states(
+    chains: Chains, states: Sequence[State], wires: Wires, only: str | None = None
+) -> list[cost.StepTime]:
+    """Predicted seconds of the steps that visit these states in order, between even layouts; all of one kind if
+    `only` that is given."""
+    radices, mesh = [digit.radix for digit in chains.digits], chains.source.mesh
+    whole = chains.source.nbytes(math.prod(radices))
+    times: list[cost.StepTime] = []
+    for before, after in pairwise([chains.start, *states, chains.end]):
+        if before != after and (kind := kind_between(before, after)) != "slice":
+            kind = only or kind
+            changed = tuple((r, b, a) for r, b, a in zip(radices, before, after, strict=True) if b != a)
+            held = math.prod(r for r, b in zip(radices, before, strict=True) if b is not None)
+            times.append(cost.time_change(kind, changed, mesh, wires).scaled(whole / held))
+    return times
 
 
 def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
     """Every way between the layouts, in every grouping of the axes, slowest first; each route once."""
+    yield from (visit_states(*way) for way in _list_ways(chains, links))
+    if chains.start != chains.end:
+        yield (StepSpec("exchange", chains.target),)
+
+
+def _list_ways(chains: Chains, links: Links) -> Iterator[tuple[Chains, tuple[State, ...]]]:
     slow_first = sorted(links, key=lambda axis: (links[axis].bandwidth, -links[axis].latency))
     groupings = list(_group_axes(slow_first))
     seen: set[tuple[State, ...]] = set()
@@ -383,9 +413,7 @@ def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
             )
             if stages not in seen:
                 seen.add(stages)
-                yield visit_states(digits, stages)
-    if chains.start != chains.end:
-        yield (StepSpec("exchange", chains.target),)
+                yield digits, stages
 
 
 def _list_paths(chains: Chains) -> Iterator[list[State]]:
