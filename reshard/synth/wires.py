@@ -233,6 +233,7 @@ class Wires(Mapping[str, Link]):
         self._spans: dict[tuple[SubAxis, ...], Spans] = {}
         self._placed: dict[Mesh, list[tuple[PhysicalAxis, list[int]]]] = {}
         self.sizes: tuple[float, float] | None = None
+        self.base = self
 
     @classmethod
     def of(cls, links: Mapping[str, Link], mesh: Mesh) -> Wires:

@@ -25,7 +25,7 @@ goes. The move is an all-to-all if it consists of swaps, a permute if of permute
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -339,59 +339,120 @@ _CALLS = 10
 """Messages over the slowest link in whose time two further collectives are called, at most: 27 us of InfiniBand."""
 
 
+_MOST_BYTES = 1 << 60
+"""Of an array whose ways are timed together with those of others."""
+
+
 @lru_cache(maxsize=4096)
 def _route_on_network(source: Layout, target: Layout, wires: Wires) -> tuple[Route, ...]:
     """The routes for a network, kept: routes over a permute, and those that finish a sum, have stretches in common."""
     pair = Pair(source, target)
     if pair.refinement is None:
         return ()
-    chains = Chains(pair, pair.refinement)
     if wires.sizes is None or not pair.refinement.exact:
-        return tuple(list_staged(chains, wires))
+        return tuple(list_staged(Chains(pair, pair.refinement), wires))
     # Of a class of moves only the fastest are asked for, and what is slower in part is slower in all. They are timed as
-    # states: few become layouts.
-    ways = list(_list_ways(chains, wires))
-    times = [_time_states(*way, wires) for way in ways]
-    times += [_time_states(chains, (), wires, "exchange")] if chains.start != chains.end else []
-    fastest = cost.pick_fastest(times, *cost.list_scales(source, wires))
-    return tuple(visit_states(*ways[at]) if at < len(ways) else (StepSpec("exchange", target),) for at in fastest)
+    # states, whatever the dims and the size: few become layouts.
+    places = sorted(range(len(pair.refinement.digits)), key=lambda at: [part or 0 for part in pair.refinement.digits[at][1:]])
+    bare = Layout(source.mesh, (), "f32", source.partial and "sum" or None, source.partial)
+    ways, lent, share = _time_ways(tuple(pair.refinement.digits[at][1:] for at in places), bare, wires.base)
+    low, high = wires.sizes
+    ways = [*ways, *lent] if low * share >= least_lent(wires) else ways
+    routes: list[Route] = []
+    for at in cost.pick_fastest([way.times for way in ways], low, high):
+        digits, states, _ = ways[at]
+        if states is None:
+            routes.append((StepSpec("exchange", target),))
+            continue
+        order = sorted(range(len(digits)), key=lambda at: places[digits[at].dim])
+        spelled = tuple(digits[at]._replace(dim=pair.refinement.digits[places[digits[at].dim]].dim) for at in order)
+        found = Chains(pair, replace(pair.refinement, digits=spelled))
+        routes.append(visit_states(found, [tuple(state[at] for at in order) for state in states]))
+    return tuple(routes)
+
+
+class _Way(NamedTuple):
+    """The states to visit, None for one exchange, of these digits, which have numbers in place of their dims, and the
+    seconds of the steps for a byte of the array."""
+
+    digits: tuple[RefinedDigit, ...]
+    states: tuple[State, ...] | None
+    times: list[cost.StepTime]
+
+
+@lru_cache(maxsize=4096)
+def _time_ways(
+    digits: tuple[tuple[int, int | None, int | None], ...], bare: Layout, wires: Wires
+) -> tuple[list[_Way], list[_Way], float]:
+    """The ways between even layouts of these digits, as (radix, before, after), that are fastest at some size; those
+    that lend local digits, and the share of the array that these cut. `bare` has the mesh and the sums."""
+    numbered = tuple(RefinedDigit(at, *digit) for at, digit in enumerate(digits))
+    chains = Chains(Pair(bare, bare), Refinement(numbered, (), True, (), ()))
+    ways = [_Way(c.digits, states, _time_states(c, states, wires)) for c, states in _list_ways(chains, wires)]
+    if chains.start != chains.end:
+        ways.append(_Way(chains.digits, None, _time_states(chains, (), wires, "exchange")))
+    fastest = cost.pick_fastest([way.times for way in ways], 1.0, _MOST_BYTES)
+    lent = [
+        _Way(c.digits, states, _time_states(c, states, wires))
+        for c, states in _stage_paths(_list_splits(_lend_local(chains, wires), wires), wires)
+    ]
+    return [ways[at] for at in fastest], lent, 1 / _count_held(chains, chains.sliced())
+
+
+def _count_held(chains: Chains, state: State) -> int:
+    """The tiles of an array in this state."""
+    return math.prod(digit.radix for digit, stride in zip(chains.digits, state, strict=True) if stride is not None)
 
 
 def _time_states(
     chains: Chains, states: Sequence[State], wires: Wires, only: str | None = None
 ) -> list[cost.StepTime]:
-    """Predicted seconds of the steps that visit these states in order, between even layouts; all of one kind if
-    `only` that is given."""
-    radices, mesh = [digit.radix for digit in chains.digits], chains.source.mesh
-    whole = chains.source.nbytes(math.prod(radices))
+    """Predicted seconds, for a byte of the array, of the steps that visit these states in order, between even layouts;
+    all of one kind if `only` that is given."""
     times: list[cost.StepTime] = []
     for before, after in pairwise([chains.start, *states, chains.end]):
         if before != after and (kind := kind_between(before, after)) != "slice":
-            kind = only or kind
-            changed = tuple((r, b, a) for r, b, a in zip(radices, before, after, strict=True) if b != a)
-            held = math.prod(r for r, b in zip(radices, before, strict=True) if b is not None)
-            times.append(cost.time_change(kind, changed, mesh, wires).scaled(whole / held))
+            changes = zip(chains.digits, before, after, strict=True)
+            changed = tuple((digit.radix, b, a) for digit, b, a in changes if b != a)
+            time = cost.time_change(only or kind, changed, chains.source.mesh, wires)
+            times.append(time.scaled(1 / _count_held(chains, before)))
     return times
 
 
 def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
     """Every way between the layouts, in every grouping of the axes, slowest first; each route once."""
-    yield from (visit_states(*way) for way in _list_ways(chains, links))
+    lent = chains.layout(chains.sliced()).tile_bytes * cost.list_scales(chains.source, links)[0] >= least_lent(links)
+    yield from (visit_states(*way) for way in _list_ways(chains, links, lent))
     if chains.start != chains.end:
         yield (StepSpec("exchange", chains.target),)
 
 
-def _list_ways(chains: Chains, links: Links) -> Iterator[tuple[Chains, tuple[State, ...]]]:
+_Path = tuple[Chains, list[State]]
+"""States to visit on the way, of digits that may be cut further."""
+
+
+def _list_ways(chains: Chains, links: Links, lent: bool = False) -> Iterator[tuple[Chains, tuple[State, ...]]]:
+    """Every way, in every grouping of the axes; `lent`, local digits may be lent."""
+    paths: list[_Path] = [(chains, states) for states in _list_paths(chains)]
+    paths += _lend_local(chains, links) if lent else ()
+    paths += _list_detours(chains, links)
+    paths += _wait_on_local(chains)
+    yield from _stage_paths(_list_splits(paths, links), links)
+
+
+def _list_splits(paths: Iterable[_Path], links: Links) -> list[_Path]:
+    """The paths, and where some axes are slower than others, those with more inside of their all-to-alls."""
+    every = list(paths)
+    if len({link.bandwidth for link in links.values()}) > 1:
+        every += [(digits, _split_swaps(digits, states, whole)) for digits, states in every for whole in (True, False)]
+    return every
+
+
+def _stage_paths(paths: Iterable[_Path], links: Links) -> Iterator[tuple[Chains, tuple[State, ...]]]:
+    """The paths in every grouping of the axes, slowest first, each once."""
     slow_first = sorted(links, key=lambda axis: (links[axis].bandwidth, -links[axis].latency))
     groupings = list(_group_axes(slow_first))
     seen: set[tuple[State, ...]] = set()
-    paths = [(chains, states) for states in _list_paths(chains)]
-    if lent := _lend_local(chains, links):
-        paths.append(lent)
-    paths += _list_detours(chains, links)
-    paths += _wait_on_local(chains)
-    if len({link.bandwidth for link in links.values()}) > 1:
-        paths += [(digits, _split_swaps(digits, states, whole)) for digits, states in paths for whole in (True, False)]
     tried: set[tuple[tuple[State, State], ...]] = set()
     for digits, states in paths:
         path = tuple((b, a) for b, a in pairwise([digits.start, *states, digits.end]) if b != a)
@@ -455,7 +516,7 @@ def _split_swaps(chains: Chains, states: list[State], whole: bool) -> list[State
     return split[:-1]
 
 
-def _list_detours(chains: Chains, links: Links) -> Iterator[tuple[Chains, list[State]]]:
+def _list_detours(chains: Chains, links: Links) -> Iterator[_Path]:
     """Swaps that borrow the strides of slices; where some axes are slower than others, also those that nothing holds
     by, the fastest first, or nothing once what is spent is gathered."""
     prime = Chains(Pair(chains.source, chains.target), chains.refinement, prime=True)
@@ -472,11 +533,11 @@ def _list_detours(chains: Chains, links: Links) -> Iterator[tuple[Chains, list[S
         used = [*partial, *held]
         idle = [(stride, size) for stride, size in every if not any(low < stride * size and stride < high for low, high in used)]
         start = tuple(digit.src for digit in digits)
-        rest = Chains(Pair(prime.layout(start), chains.target), replace(chains.refinement, digits=digits))
+        rest = Chains(Pair(chains.source, chains.target), replace(chains.refinement, digits=digits))
         yield from ((prime, [start, *states]) for states in rest.detours(idle))
 
 
-def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | None:
+def _lend_local(chains: Chains, links: Links) -> Iterator[_Path]:
     """All-to-alls in place of permutes over a slow and a fast axis, if there are any, and the digits that they take.
 
     A local digit is lent, so that all devices send the same share over the slow axis a, here of 2:
@@ -504,9 +565,8 @@ def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | No
     need = math.prod(chains.digits[at].radix for at in lent)
     local = [n for n, d in enumerate(chains.digits) if d.src is d.dst is None and d.dim not in chains.refinement.opaque]
     split = next((n for n in local if chains.digits[n].radix and chains.digits[n].radix % need == 0), None)
-    tile_bytes = chains.layout(first).tile_bytes * cost.list_scales(chains.source, links)[0]
-    if not lent or split is None or tile_bytes < least_lent(links):
-        return None
+    if not lent or split is None:
+        return
     radices = [chains.digits[at].radix for at in lent]
     local, more = chains.digits[split], len(lent)
     parts = [local._replace(radix=radix) for radix in (*radices, local.radix // need)]
@@ -523,10 +583,10 @@ def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | No
             taken = taking[stride or 0]
             after_all[split + number], after_all[taken + (more if taken > split else 0)] = stride, None
     goal = tuple(after_all)
-    return wider, [tuple(before), tuple(opened), *wider.one_by_one(tuple(opened), goal), goal]
+    yield wider, [tuple(before), tuple(opened), *wider.one_by_one(tuple(opened), goal), goal]
 
 
-def _wait_on_local(chains: Chains) -> Iterator[tuple[Chains, list[State]]]:
+def _wait_on_local(chains: Chains) -> Iterator[_Path]:
     """Ways on which strides wait along local digits: free ones until their own digits are left, spent ones after.
 
     For example f32[{x}2048, {y}256] -> f32[4096, {z}{y}128] on <x=2, y=2, z=2>:
