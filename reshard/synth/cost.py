@@ -85,11 +85,12 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     >>> f"{predict_seconds(StepSpec('all_gather', whole), held, links) * 1e6:.3f} us"
     '2.123 us'
     """
+    check_step(step.kind, operand, step.result, step.mode)
     return predict_time(step, operand, links).at()
 
 
 def predict_time(step: StepSpec, operand: Layout, links: Links) -> StepTime:
-    """Predicted seconds of one step, for arrays of the operand's form and any size."""
+    """Predicted seconds of one step that its rule accepts, for arrays of the operand's form and any size."""
     kind, result, mode = step
     wires, moved = Wires.of(links, operand.mesh), wire_layout(operand, result)
     # Through a view, and beside what is held, messages are of any size.

@@ -126,7 +126,8 @@ class MoveClasses:
             cuts |= {cut * prime for cut in cuts}
         least = [worth * cut for cut in sorted(cuts) if len(cuts) > 1 and worth * cut > 1]
         self._edges = [1.0, *least, float(_MOST_BYTES)]
-        self._wires = [links.for_sizes(low * (1 + 1e-9), high) for low, high in pairwise(self._edges)]
+        ranges = [*pairwise(self._edges), (self._edges[0], self._edges[-1])]
+        self._wires = [links.for_sizes(low * (1 + 1e-9), high) for low, high in ranges]
         self._alike = {name: names for names in links.list_alike(mesh) for name in names}
         self._below = {name: mesh.stride(SubAxis(name, 1, size)) for name, size in mesh.axes.items()}
         self._strides: dict[int, tuple[str, int]] = {}
@@ -169,7 +170,9 @@ class MoveClasses:
 
     def find_routes(self, move: ClassedMove) -> ClassRoutes:
         """The routes of the class of a move, searched for the first time that it's met."""
-        stretch = self.count_stretch(move.nbytes)
+        # Only among digits that change holders, before or after a sum, can a permute be of a cycle that lends.
+        lends = move.kind.dtype or any(src and dst and src != dst for _, src, dst in move.kind.held)
+        stretch = self.count_stretch(move.nbytes) if lends else -1
         if (move.kind, stretch) not in self._routes:
             self._routes[move.kind, stretch] = ClassRoutes(self._mesh, move.kind, self._wires[stretch])
         return self._routes[move.kind, stretch]
@@ -229,7 +232,7 @@ class ClassRoutes:
         self._pair = pair
         self._bytes = math.prod(pair.source.shape) * dtypes.bits(pair.source.dtype) // 8
         known: cost.Known = {}
-        routes, _ = find_fastest(pair, list_routes(pair, wires), wires)
+        routes = [tuple(route) for route in find_fastest(pair, list_routes(pair, wires), wires)[0]]
         self._routes = [(route, _cut_local(pair.source, route)) for route in routes]
         self._times = [cost.list_times(route, pair.source, wires, known) for route in routes]
         self._received: dict[tuple[int, ...], int] = {}
@@ -254,8 +257,11 @@ class ClassRoutes:
         """One of the routes, with the layouts of a move."""
         route, cut = self._routes[at]
         source, mesh = move.pair.source, move.pair.source.mesh
-        allotted = iter(_allot_parts(cut, move.local) or ())
-        pieces = [[] if d.src is not None or d.dst is not None else next(allotted) for d in move.refinement.digits]
+        parts = _allot_parts(cut, move.local)
+        if cut is None or parts is None:
+            raise PlanError(f"{move.pair.source} -> {move.pair.target} has too little that stays local for a route")
+        allotted = iter(parts)
+        pieces = [next(allotted) if d.src is d.dst is None else [] for d in move.refinement.digits]
         whole = tuple(Dim((Digit(size, None),), size) for size in source.shape)
         steps: list[StepSpec] = []
         for (kind, result, mode), held in zip(route, cut.holders, strict=True):

@@ -347,26 +347,28 @@ _MOST_BYTES = 1 << 60
 def _route_on_network(source: Layout, target: Layout, wires: Wires) -> tuple[Route, ...]:
     """The routes for a network, kept: routes over a permute, and those that finish a sum, have stretches in common."""
     pair = Pair(source, target)
-    if pair.refinement is None:
+    refinement = pair.refinement
+    if refinement is None:
         return ()
-    if wires.sizes is None or not pair.refinement.exact:
-        return tuple(list_staged(Chains(pair, pair.refinement), wires))
+    if wires.sizes is None or not refinement.exact:
+        return tuple(list_staged(Chains(pair, refinement), wires))
     # Of a class of moves only the fastest are asked for, and what is slower in part is slower in all. They are timed as
     # states, whatever the dims and the size: few become layouts.
-    places = sorted(range(len(pair.refinement.digits)), key=lambda at: [part or 0 for part in pair.refinement.digits[at][1:]])
-    bare = Layout(source.mesh, (), "f32", source.partial and "sum" or None, source.partial)
-    ways, lent, share = _time_ways(tuple(pair.refinement.digits[at][1:] for at in places), bare, wires.base)
+    every = refinement.digits
+    places = sorted(range(len(every)), key=lambda at: [part or 0 for part in every[at][1:]])
+    bare = Layout(source.mesh, (), "f32", "sum" if source.partial else None, source.partial)
+    ways, lent, share = _time_ways(tuple(every[at][1:] for at in places), bare, wires.base)
     low, high = wires.sizes
     ways = [*ways, *lent] if low * share >= least_lent(wires) else ways
     routes: list[Route] = []
-    for at in cost.pick_fastest([way.times for way in ways], low, high):
-        digits, states, _ = ways[at]
+    for number in cost.pick_fastest([way.times for way in ways], low, high):
+        digits, states, _ = ways[number]
         if states is None:
             routes.append((StepSpec("exchange", target),))
             continue
         order = sorted(range(len(digits)), key=lambda at: places[digits[at].dim])
-        spelled = tuple(digits[at]._replace(dim=pair.refinement.digits[places[digits[at].dim]].dim) for at in order)
-        found = Chains(pair, replace(pair.refinement, digits=spelled))
+        laid = tuple(digits[at]._replace(dim=every[places[digits[at].dim]].dim) for at in order)
+        found = Chains(pair, replace(refinement, digits=laid))
         routes.append(visit_states(found, [tuple(state[at] for at in order) for state in states]))
     return tuple(routes)
 
@@ -404,9 +406,7 @@ def _count_held(chains: Chains, state: State) -> int:
     return math.prod(digit.radix for digit, stride in zip(chains.digits, state, strict=True) if stride is not None)
 
 
-def _time_states(
-    chains: Chains, states: Sequence[State], wires: Wires, only: str | None = None
-) -> list[cost.StepTime]:
+def _time_states(chains: Chains, states: Sequence[State], wires: Wires, only: str | None = None) -> list[cost.StepTime]:
     """Predicted seconds, for a byte of the array, of the steps that visit these states in order, between even layouts;
     all of one kind if `only` that is given."""
     times: list[cost.StepTime] = []
@@ -531,7 +531,7 @@ def _list_detours(chains: Chains, links: Links) -> Iterator[_Path]:
     for digits in dict.fromkeys((prime.digits, opened)):
         held = ((stride, stride * d.radix) for d in digits for stride in (d.src, d.dst) if stride is not None)
         used = [*partial, *held]
-        idle = [(stride, size) for stride, size in every if not any(low < stride * size and stride < high for low, high in used)]
+        idle = [(s, size) for s, size in every if not any(low < s * size and s < high for low, high in used)]
         start = tuple(digit.src for digit in digits)
         rest = Chains(Pair(chains.source, chains.target), replace(chains.refinement, digits=digits))
         yield from ((prime, [start, *states]) for states in rest.detours(idle))
@@ -649,6 +649,8 @@ def _wait_on_local(chains: Chains) -> Iterator[_Path]:
 def least_lent(links: Links) -> float:
     """The bytes of the smallest tiles whose digits are lent: each further step waits for its call, which links leave
     out, so that half a tile has to be worth several of them."""
+    if not links:
+        return math.inf
     slowest = min(links.values(), key=lambda link: link.speed)
     return 2 * _CALLS * slowest.latency * slowest.bandwidth
 

@@ -135,7 +135,7 @@ def test_the_kind_of_a_step_is_one_that_its_rule_accepts():
     seen: set[str] = set()
     for chains in random_chains(4, 150):
         first, last = chains.sliced(), chains.ungathered()
-        ways = [[first, last], chains.detour(), [first, *chains.one_by_one(first, last), last]]
+        ways = [[first, last], *chains.detours(), [first, *chains.one_by_one(first, last), last]]
         ways.append([first, chains.swaps_alone(first, last), last])
         for states in ways:
             path = [chains.start, *states, chains.end]
