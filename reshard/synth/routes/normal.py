@@ -373,7 +373,7 @@ def _route_on_network(source: Layout, target: Layout, wires: Wires) -> tuple[Rou
     return tuple(routes)
 
 
-class _Way(NamedTuple):
+class _TimedWay(NamedTuple):
     """The states to visit, None for one exchange, of these digits, which have numbers in place of their dims, and the
     seconds of the steps for a byte of the array."""
 
@@ -385,17 +385,17 @@ class _Way(NamedTuple):
 @lru_cache(maxsize=4096)
 def _time_ways(
     digits: tuple[tuple[int, int | None, int | None], ...], bare: Layout, wires: Wires
-) -> tuple[list[_Way], list[_Way], float]:
+) -> tuple[list[_TimedWay], list[_TimedWay], float]:
     """The ways between even layouts of these digits, as (radix, before, after), that are fastest at some size; those
     that lend local digits, and the share of the array that these cut. `bare` has the mesh and the sums."""
     numbered = tuple(RefinedDigit(at, *digit) for at, digit in enumerate(digits))
     chains = Chains(Pair(bare, bare), Refinement(numbered, (), True, (), ()))
-    ways = [_Way(c.digits, states, _time_states(c, states, wires)) for c, states in _list_ways(chains, wires)]
+    ways = [_TimedWay(c.digits, states, _time_states(c, states, wires)) for c, states in _list_ways(chains, wires)]
     if chains.start != chains.end:
-        ways.append(_Way(chains.digits, None, _time_states(chains, (), wires, "exchange")))
+        ways.append(_TimedWay(chains.digits, None, _time_states(chains, (), wires, "exchange")))
     fastest = cost.pick_fastest([way.times for way in ways], 1.0, _MOST_BYTES)
     lent = [
-        _Way(c.digits, states, _time_states(c, states, wires))
+        _TimedWay(c.digits, states, _time_states(c, states, wires))
         for c, states in _stage_paths(_list_splits(_lend_local(chains, wires), wires), wires)
     ]
     return [ways[at] for at in fastest], lent, 1 / _count_held(chains, chains.sliced())

@@ -7,6 +7,7 @@ import random
 import pytest
 
 import reshard as rs
+from reshard.plans.plan import StepSpec
 from reshard.synth import cost
 from reshard.synth.network import PRESETS, Network
 from reshard.synth.routes import Pair, list_routes
@@ -81,3 +82,13 @@ def test_plans_are_never_slower_than_without_idle_axes(network: Network):
         within = rs.plan(source, target, network=network, budget=plan.peak_bytes)
         assert within.peak_bytes <= plan.peak_bytes and (within.seconds or 0.0) <= (plan.seconds or 0.0) * (1 + 1e-9)
     assert over or network is PRESETS["tpu-v5p"]
+
+
+def test_an_axis_without_room_is_passed_over():
+    """No dim has room for y of 3, and half of x of 6 is worth it: all of dcn's sums would take twice as long."""
+    mesh = Mesh(dcn=2, x=6, y=3)
+    plan = rs.plan("f32[16, 256, 512] + sum{dcn}", "f32[16, 256, 512]", mesh=mesh, network="tpu-v5p")
+    assert [step.kind for step in plan.steps] == ["slice", "all_reduce", "all_gather"]
+    assert plan.steps[0].result.tile_bytes == plan.source.tile_bytes // 2
+    alone = StepSpec("all_reduce", plan.target)
+    assert (plan.seconds or 0) < 0.55 * cost.predict_seconds(alone, plan.source, PRESETS["tpu-v5p"].links(mesh))
