@@ -335,8 +335,10 @@ def _separate_starts(main: Operation) -> None:
         with op.location, ir.InsertionPoint(op):
             ir.InsertionPoint.current.insert(least)
             # By their texts, as Python has no attributes for complex constants; results have names of their own there.
-            texts = [f"{each.owner}".partition("=")[2] for each in (start, least.results[0])]
-            if texts[0] == texts[1] and not isinstance(start.owner, ir.Block):
+            # Each text would else verify the step, and number all values of it.
+            made = [each.owner for each in (start, least.results[0]) if not isinstance(each.owner, ir.Block)]
+            texts = [each.get_asm(use_local_scope=True, assume_verified=True).partition("=")[2] for each in made]
+            if texts[0] == texts[-1] and len(texts) == 2:
                 continue
             plain = op.clone()
             plain.operands[1] = least.results[0]
