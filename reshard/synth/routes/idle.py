@@ -41,7 +41,7 @@ def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:
     [['slice', 'all_gather', 'all_gather']]
     """
     refinement = pair.refinement
-    if pair.crosses or pair.starts or refinement is None or not refinement.exact or pair.source.mesh.size == 1:
+    if pair.crosses or pair.starts or refinement is None or not refinement.exact or not pair.source.tile_bytes:
         return
     wires = sum(link.bandwidth for link in links.values())
     prefixes = accumulate([axis] for axis in sort_idle_axes(pair, links))

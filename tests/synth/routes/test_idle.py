@@ -92,3 +92,8 @@ def test_an_axis_without_room_is_passed_over():
     assert plan.steps[0].result.tile_bytes == plan.source.tile_bytes // 2
     alone = StepSpec("all_reduce", plan.target)
     assert (plan.seconds or 0) < 0.55 * cost.predict_seconds(alone, plan.source, PRESETS["tpu-v5p"].links(mesh))
+
+
+def test_arrays_without_elements_need_no_idle_axes():
+    plan = rs.plan("f32[0, 16] + sum{x}", "f32[0, 16]", mesh=Mesh(x=2, y=4), network="tpu-v5p")
+    assert plan.received_bytes == 0 and "slice" not in [step.kind for step in plan.steps]
