@@ -52,7 +52,7 @@ def find_fastest(
     # Of several sizes, the largest may take any time.
     several = isinstance(links, Wires) and links.sizes is not None
     over = list(idle.routes(pair, links, math.inf if several else least)) if least else []
-    return cost.keep_fastest([*fastest, *over], pair.source, links, known), over
+    return cost.keep_fastest([*fastest, *over], pair.source, links, known) if over else fastest, over
 
 
 def check_start(pair: Pair) -> None:
