@@ -25,10 +25,9 @@ Devices along axes that neither layout uses reduce by themselves.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 
 from reshard.errors import LayoutError, MeshError
 from reshard.geometry.refine import (
@@ -79,7 +78,7 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
 def _finish_sum(pair: Pair, links: Links | None) -> Iterator[Route]:
     source, target = pair.source, pair.target
     if source.mesh == target.mesh:
-        for steps, finished in dict.fromkeys(_list_starts(pair, links is not None)):
+        for steps, finished in dict.fromkeys(_list_starts(pair)):
             for continued in AFTERWARDS:
                 yield from ((*steps, *route) for route in continued(Pair(finished, target), links))
         return
@@ -100,8 +99,8 @@ def _finish_sum(pair: Pair, links: Links | None) -> Iterator[Route]:
                 yield from ((*route, *last) for last in crossings)
 
 
-def _list_starts(pair: Pair, timed: bool) -> Iterator[Start]:
-    """Ways to finish the partial sub-axes that the target does not have; for a network also along other dims."""
+def _list_starts(pair: Pair) -> Iterator[Start]:
+    """Ways to finish the partial sub-axes that the target does not have."""
     source, target, refinement = pair.source, pair.target, pair.refinement
     bare = Layout(source.mesh, source.dims, source.dtype, target.reduction, target.partial)
     # The factors to reduce over; where the layouts refine, cut where the digits of the target need them.
@@ -117,8 +116,7 @@ def _list_starts(pair: Pair, timed: bool) -> Iterator[Start]:
     # A slice by a digit that pads makes tiles larger, for example f32[4] to f32[1{x}64/4]: also reduce without slices.
     padded = refinement is not None and not refinement.exact
     for scattered in [*(each for at, each in enumerate(choices) if each and each not in choices[:at]), []]:
-        # Along a dim of 4 that a sum over 2 takes, a move between two axes of 4 is not cut: another may have the room.
-        for slice_first, room in product((True, False) if padded else (True,), (False, True) if timed else (False,)):
+        for slice_first in (True, False) if padded else (True,):
             # A choice falls away where sub-axes of the two cannot coexist in one layout; the last one never does.
             with contextlib.suppress(LayoutError):
                 digits = _SourceDigits(source, refinement)
@@ -126,7 +124,7 @@ def _list_starts(pair: Pair, timed: bool) -> Iterator[Start]:
                     if slice_first and factor not in reduced:
                         digits.hold(factor)
                 cut = hold_digits(source, digits.holders)
-                done = [f for f in scattered if digits.hold(f, room)]
+                done = [f for f in scattered if digits.hold(f)]
                 left = tuple(s for f in reduced if f not in done for s in source.mesh.sub_axes(*f))
                 whole = hold_digits(_make_partial(source, source, (*bare.partial, *left)), digits.holders)
                 yield _finish_reduction(source, bare, cut, whole)
@@ -138,7 +136,6 @@ class _SourceDigits:
     """The source's digits, cut as the target needs them, while factors come to hold local ones."""
 
     def __init__(self, source: Layout, refinement: Refinement | None) -> None:
-        self._devices = source.mesh.size
         self._whole = {at for at, dim in enumerate(source.dims) if dim.pieces is not None}
         if refinement is not None:
             self.digits = list(refinement.digits)
@@ -159,14 +156,12 @@ class _SourceDigits:
         local = (digit for digit in self.digits if digit.src is None)
         return [Factor(d.dst, d.radix) for d in local if d.dst is not None and d.dst not in held]
 
-    def hold(self, factor: Factor, room: bool = False) -> bool:
-        """Lets a factor hold the local digit that it holds in the target, else the first that it divides, or of these
-        the one with the most `room` for other factors; False if there is none."""
+    def hold(self, factor: Factor) -> bool:
+        """Lets a factor hold the local digit that it holds in the target, else the first that it divides; False if
+        there is none."""
         local = [(at, d) for at, d in enumerate(self.digits) if d.src is None and d.dim not in self._whole]
         wanted = [at for at, digit in local if (digit.dst, digit.radix) == factor]
         fits = [at for at, d in local if d.dst is None and d.radix and d.radix % factor.size == 0]
-        if room:
-            fits.sort(key=lambda at: -math.gcd(self.digits[at].radix // factor.size, self._devices))
         for at in [*wanted, *fits][:1]:
             dim, radix, _, dst = self.digits[at]
             rest = [RefinedDigit(dim, radix // factor.size, None, None)] if radix > factor.size else []

@@ -252,6 +252,17 @@ def test_nothing_waits_along_digits_of_no_elements():
     check(rs.plan("f32[0, {z}{x}1] + sum{y}", "f32[{z}0, {y}2]", mesh=CUBE, network="tpu-v5p"))
 
 
+def test_a_free_stride_waits_along_a_local_digit():
+    """x halves what dcn carries twice, until y has left its digit: one exchange takes almost twice as long."""
+    mesh = Mesh(dcn=2, x=4, y=4)
+    plan = rs.plan("bf16[{y}1024, {dcn}256]", "bf16[{x}{dcn}512, 512]", mesh=mesh, network="tpu-v5p")
+    assert [step.kind for step in plan.steps] == ["slice", "exchange", "all_gather"]
+    alone = StepSpec("exchange", plan.target)
+    direct = cost.predict_seconds(alone, plan.source, rs.Network.preset("tpu-v5p").links(mesh))
+    assert 1.8 * (plan.seconds or 0) < direct
+    check(plan)
+
+
 def test_small_arrays_take_fewer_messages():
     """An all-to-all over 16 devices is 15 messages; gathering all of it, doubling each time, is 4."""
     mesh = Mesh(x=4, y=4)
