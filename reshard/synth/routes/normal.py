@@ -185,6 +185,14 @@ class Chains:
         spent = {b.tail: b.spent for b in borrowings}
         return tuple(spent.get(i) or self.head(i) if d.dst is None else d.dst for i, d in enumerate(self.digits))
 
+    def open_cycles(self) -> list[tuple[int, int, int]]:
+        """The spent stride at the head, the free one at the tail, and the radix of each open cycle."""
+        return [
+            (d.src, free, d.radix)
+            for i, d in enumerate(self.digits)
+            if d.src is not None and d.src not in self._by_dst and (free := self.tail(i)) is not None
+        ]
+
     def borrowings(self) -> Borrowings:
         """Swaps, each with an open cycle of its radix whose two strides it can borrow.
 
@@ -192,11 +200,7 @@ class Chains:
 
         Then all digits are held, and one permute does what took an exchange of one round for each share.
         """
-        open_cycles = [
-            (d.src, free, d.radix)
-            for i, d in enumerate(self.digits)
-            if d.src is not None and d.src not in self._by_dst and (free := self.tail(i)) is not None
-        ]
+        open_cycles = self.open_cycles()
         borrowings: list[Borrowing] = []
         for head, digit in enumerate(self.digits):
             if digit.src is not None or digit.dst is None:
@@ -436,6 +440,7 @@ def _list_ways(chains: Chains, links: Links, lent: bool = False) -> Iterator[tup
     paths: list[_Path] = [(chains, states) for states in _list_paths(chains)]
     paths += _lend_local(chains, links) if lent else ()
     paths += _list_detours(chains, links)
+    paths += _take_over(chains, links)
     paths += _wait_on_local(chains)
     yield from _stage_paths(_list_splits(paths, links), links)
 
@@ -537,6 +542,24 @@ def _list_detours(chains: Chains, links: Links) -> Iterator[_Path]:
         yield from ((prime, [start, *states]) for states in rest.detours(idle))
 
 
+def _take_over(chains: Chains, links: Links) -> Iterator[_Path]:
+    """Spent strides of open cycles that take over the digits of slower ones, and are gathered in their place.
+
+    y -> x,  dcn -> -     becomes    y -> x,  dcn -> y    in one permute;    then    y -> -
+    """
+    last = list(chains.ungathered())
+    spent = [(stride, radix) for stride, _, radix in chains.open_cycles()]
+    for at, digit in enumerate(chains.digits):
+        if digit.dst is None and digit.src is not None and last[at] == digit.src:
+            speed = links[chains.axis_of(digit.src)].speed
+            faster = (s for s, radix in spent if radix == digit.radix and links[chains.axis_of(s)].speed > speed)
+            if (stride := next(faster, None)) is not None:
+                spent.remove((stride, digit.radix))
+                last[at] = stride
+    if tuple(last) != chains.ungathered():
+        yield chains, [chains.sliced(), tuple(last)]
+
+
 def _lend_local(chains: Chains, links: Links) -> Iterator[_Path]:
     """All-to-alls in place of permutes over a slow and a fast axis, if there are any, and the digits that they take.
 
@@ -547,7 +570,12 @@ def _lend_local(chains: Chains, links: Links) -> Iterator[_Path]:
     -    -  -> a,  a -> -       all devices send half a tile over a
     -    -  -> b,  b -> -       the local digit comes back; if b is gathered after, it is, and no other goes there
     """
-    first, last = chains.sliced(), chains.ungathered()
+    for digits, first, last in ((chains, chains.sliced(), chains.ungathered()), *_list_waits(chains)):
+        yield from _lend_between(digits, first, last, links)
+
+
+def _lend_between(chains: Chains, first: State, last: State, links: Links) -> Iterator[_Path]:
+    """The way with local digits lent, if any are to be, from what is sliced to what is left to gather."""
     holding = {stride: at for at, stride in enumerate(first) if stride is not None}
     taking = {stride: at for at, stride in enumerate(last) if stride is not None}
     lent: list[int] = []
@@ -563,7 +591,9 @@ def _lend_local(chains: Chains, links: Links) -> Iterator[_Path]:
             ends = chains.start, chains.end
             lent.append(max(cycle, key=lambda at: (speeds[at], -sum(first[at] in each for each in ends))))
     need = math.prod(chains.digits[at].radix for at in lent)
-    local = [n for n, d in enumerate(chains.digits) if d.src is d.dst is None and d.dim not in chains.refinement.opaque]
+    # Where nothing waits.
+    idle = [n for n, d in enumerate(chains.digits) if d.src is d.dst is first[n] is last[n] is None]
+    local = [n for n in idle if chains.digits[n].dim not in chains.refinement.opaque]
     split = next((n for n in local if chains.digits[n].radix and chains.digits[n].radix % need == 0), None)
     if not lent or split is None:
         return
@@ -586,6 +616,48 @@ def _lend_local(chains: Chains, links: Links) -> Iterator[_Path]:
     yield wider, [tuple(before), tuple(opened), *wider.one_by_one(tuple(opened), goal), goal]
 
 
+def _list_waits(chains: Chains) -> Iterator[tuple[Chains, State, State]]:
+    """Where free and spent strides wait along local digits: the digits, cut for it, after the slices, and before the
+    gathers. Those that swaps borrow do not wait."""
+    before, after = set(chains.start), set(chains.end)
+    passed = [d for d in chains.digits if d.src != d.dst and d.src is not None and d.dst is not None]
+    # Along digits of no elements nothing can wait, and nothing needs to.
+    if not chains.refinement.exact or not all(d.radix for d in chains.digits):
+        return
+    for borrowings in dict.fromkeys(((), chains.borrowings())):
+        borrowed = {each for b in borrowings for each in (b.free, b.spent)}
+        heads, tails = {b.head: b.free for b in borrowings}, {b.tail: b.spent for b in borrowings}
+        free = [(d.radix, d.dst) for d in passed if d.dst not in before | borrowed]
+        spent = [(d.radix, d.src) for d in passed if d.src not in after | borrowed]
+        # A free and a spent stride of one radix take turns at one part.
+        parts: list[tuple[int, int | None, int | None]] = []
+        for radix, stride in free:
+            turn = next((each for each in spent if each[0] == radix), (radix, None))
+            parts.append((radix, stride, turn[1]))
+            spent = [each for each in spent if each != turn]
+        parts += [(radix, None, stride) for radix, stride in spent]
+        if not parts:
+            continue
+        digits: list[RefinedDigit] = []
+        first: list[int | None] = []
+        last: list[int | None] = []
+        for at, digit in enumerate(chains.digits):
+            left = digit.radix
+            for part in list(parts) if digit.src is digit.dst is None else []:
+                if left % part[0] == 0:
+                    parts.remove(part)
+                    left //= part[0]
+                    digits.append(digit._replace(radix=part[0]))
+                    first.append(part[1])
+                    last.append(part[2])
+            digits.append(digit._replace(radix=left))
+            first.append(heads.get(at) or (digit.dst if digit.src is None and digit.dst not in before else digit.src))
+            last.append(tails.get(at) or (digit.src if digit.dst is None and digit.src not in after else digit.dst))
+        if not parts:
+            wider = Chains(Pair(chains.source, chains.target), replace(chains.refinement, digits=tuple(digits)))
+            yield wider, tuple(first), tuple(last)
+
+
 def _wait_on_local(chains: Chains) -> Iterator[_Path]:
     """Ways on which strides wait along local digits: free ones until their own digits are left, spent ones after.
 
@@ -598,13 +670,12 @@ def _wait_on_local(chains: Chains) -> Iterator[_Path]:
     before, after = set(chains.start), set(chains.end)
     passed = [d for d in chains.digits if d.src != d.dst and d.src is not None and d.dst is not None]
     free = [(d.radix, d.dst) for d in passed if d.dst not in before]
-    spent = [(d.radix, d.src) for d in passed if d.src not in after]
-    # Along digits of no elements nothing can wait, and nothing needs to.
-    if not chains.refinement.exact or not (free or spent) or not all(d.radix for d in chains.digits):
+    if not chains.refinement.exact or not all(d.radix for d in chains.digits):
+        return
+    if not free and all(d.src in after for d in passed):
         return
     # Along the digit that another chain starts with, a free stride leaves with what takes that digit.
-    plain = [d.dst if d.src is None and d.dst not in before else d.src for d in chains.digits]
-    held = list(plain)
+    held = [d.dst if d.src is None and d.dst not in before else d.src for d in chains.digits]
     for radix, stride in free:
         heads = [n for n, d in enumerate(chains.digits) if d.radix == radix and held[n] is None and d.dst is not None]
         at = next((n for n in heads if chains.tail(n) != stride), None)
@@ -612,38 +683,13 @@ def _wait_on_local(chains: Chains) -> Iterator[_Path]:
             held[at] = stride
     yield chains, [tuple(held)]
     yield chains, [tuple(held), tuple(None if stride not in after else stride for stride in held)]
-    # A free and a spent stride of one radix take turns at one part.
-    parts: list[tuple[int, int | None, int | None]] = []
-    for radix, stride in free:
-        turn = next((each for each in spent if each[0] == radix), (radix, None))
-        parts.append((radix, stride, turn[1]))
-        spent = [each for each in spent if each != turn]
-    parts += [(radix, None, stride) for radix, stride in spent]
-    digits: list[RefinedDigit] = []
-    first: list[int | None] = []
-    last: list[int | None] = []
-    for digit, source in zip(chains.digits, plain, strict=True):
-        left = digit.radix
-        for part in list(parts) if digit.src is digit.dst is None else []:
-            if left % part[0] == 0:
-                parts.remove(part)
-                left //= part[0]
-                digits.append(digit._replace(radix=part[0]))
-                first.append(part[1])
-                last.append(part[2])
-        digits.append(digit._replace(radix=left))
-        first.append(source)
-        last.append(digit.src if digit.dst is None and digit.src not in after else digit.dst)
-    if parts:
-        return
-    wider = Chains(Pair(chains.source, chains.target), replace(chains.refinement, digits=tuple(digits)))
-    start, end = tuple(first), tuple(last)
-    yield wider, [start]
-    yield wider, [start, end]
-    yield wider, [wider.sliced(), end]
-    for goal in dict.fromkeys((end, wider.ungathered())):
-        yield wider, [start, *wider.one_by_one(start, goal), goal]
-    yield wider, [start, tuple(s if s == e else None for s, e in zip(start, wider.end, strict=True))]
+    for wider, start, end in _list_waits(chains):
+        yield wider, [start]
+        yield wider, [start, end]
+        yield wider, [wider.sliced(), end]
+        for goal in dict.fromkeys((end, wider.ungathered())):
+            yield wider, [start, *wider.one_by_one(start, goal), goal]
+        yield wider, [start, tuple(s if s == e else None for s, e in zip(start, wider.end, strict=True))]
 
 
 def least_lent(links: Links) -> float:
