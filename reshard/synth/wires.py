@@ -326,12 +326,15 @@ class Wires(Mapping[str, Link]):
         if key not in self._spans:
             runs: dict[int, set[tuple[int, int]]] = {}
             rough: dict[int, int] = {}
-            for sub in dict.fromkeys(key):
-                whole = mesh.axes[sub.axis]
-                low, high = whole // (sub.pre * sub.size), whole // sub.pre
+            parts: dict[str, list[tuple[int, int]]] = {}
+            for axis, pre, size in key:
+                parts.setdefault(axis, []).append((mesh.axes[axis] // (pre * size), size))
+            # Those that follow each other are one: 3 and 2 of 6 may not nest with the wires, and 6 does.
+            for name, low, size in ((axis, *run) for axis, found in parts.items() for run in join_runs(found)):
+                high = low * size
                 pieces = [
                     (s, max(low, s.low), min(high, s.high))
-                    for s in self._stretches.get(sub.axis, ())
+                    for s in self._stretches.get(name, ())
                     if max(low, s.low) < min(high, s.high)
                 ]
                 if all(start % s.low == 0 and s.high % end == 0 and end % start == 0 for s, start, end in pieces):
@@ -339,7 +342,7 @@ class Wires(Mapping[str, Link]):
                         runs.setdefault(s.on, set()).add((s.hop * start // s.low, end // start))
                 else:
                     for s, _, _ in pieces:
-                        rough[s.on] = rough.get(s.on, 1) * sub.size
+                        rough[s.on] = rough.get(s.on, 1) * size
             spans: list[Span] = []
             for on in sorted({*runs, *rough}):
                 axis, joined = self._axes[on], join_runs(runs.get(on, set()))

@@ -624,7 +624,7 @@ def _list_waits(chains: Chains) -> Iterator[tuple[Chains, State, State]]:
     # Along digits of no elements nothing can wait, and nothing needs to.
     if not chains.refinement.exact or not all(d.radix for d in chains.digits):
         return
-    for borrowings in dict.fromkeys(((), chains.borrowings())):
+    for borrowings, turns in dict.fromkeys((((), True), (chains.borrowings(), True), ((), False))):
         borrowed = {each for b in borrowings for each in (b.free, b.spent)}
         heads, tails = {b.head: b.free for b in borrowings}, {b.tail: b.spent for b in borrowings}
         free = [(d.radix, d.dst) for d in passed if d.dst not in before | borrowed]
@@ -632,7 +632,7 @@ def _list_waits(chains: Chains) -> Iterator[tuple[Chains, State, State]]:
         # A free and a spent stride of one radix take turns at one part.
         parts: list[tuple[int, int | None, int | None]] = []
         for radix, stride in free:
-            turn = next((each for each in spent if each[0] == radix), (radix, None))
+            turn = next((each for each in spent if turns and each[0] == radix), (radix, None))
             parts.append((radix, stride, turn[1]))
             spent = [each for each in spent if each != turn]
         parts += [(radix, None, stride) for radix, stride in spent]
@@ -682,7 +682,9 @@ def _wait_on_local(chains: Chains) -> Iterator[_Path]:
         if at is not None:
             held[at] = stride
     yield chains, [tuple(held)]
-    yield chains, [tuple(held), tuple(None if stride not in after else stride for stride in held)]
+    opened = tuple(None if stride not in after else stride for stride in held)
+    yield chains, [tuple(held), opened]
+    yield chains, [tuple(held), opened, *chains.one_by_one(opened, chains.end)]
     for wider, start, end in _list_waits(chains):
         yield wider, [start]
         yield wider, [start, end]
@@ -690,6 +692,8 @@ def _wait_on_local(chains: Chains) -> Iterator[_Path]:
         for goal in dict.fromkeys((end, wider.ungathered())):
             yield wider, [start, *wider.one_by_one(start, goal), goal]
         yield wider, [start, tuple(s if s == e else None for s, e in zip(start, wider.end, strict=True))]
+        opened = tuple(None if stride not in after else stride for stride in start)
+        yield wider, [start, opened, *wider.one_by_one(opened, wider.end)]
 
 
 def least_lent(links: Links) -> float:
