@@ -396,6 +396,15 @@ def test_axes_of_a_torus_carry_a_gather_together_and_an_all_to_all_takes_the_lon
     assert priced(Step("all_to_all", held, Layout.parse("f32[32, {x}{y}1]", mesh)), network) == 8 / 4 * 128
 
 
+def test_parts_of_an_axis_lie_on_wires_as_the_whole_does():
+    """3 and 2 of 6 devices along 2 x 3 wires, neither of which nests with them."""
+    mesh, network = Mesh(dcn=2, x=6, y=3), Network.preset("tpu-v5p")
+    moves = ("f32[{x}64] -> f32[384]", "f32[{x:(1)3}8, {x:(3)2}8] -> f32[24, 16]")
+    ends = ([Layout.parse(text, mesh) for text in move.split(" -> ")] for move in moves)
+    whole, parts = (cost.predict_seconds(StepSpec("all_gather", b), a, network.links(mesh)) for a, b in ends)
+    assert isclose(whole, parts)
+
+
 def test_latency_is_that_of_the_hops():
     network = Network("t", inner=(1.0, 1e30), domain=64, torus=Torus(axes=1, shape=(8,)))
     mesh = Mesh(x=8)

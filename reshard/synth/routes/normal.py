@@ -216,20 +216,21 @@ class Chains:
                     borrowings.append(Borrowing(head, tail, free=match[1], spent=match[0]))
         return tuple(borrowings)
 
-    def detours(self, idle: Sequence[tuple[int, int]] = ()) -> Iterator[list[State]]:
+    def detours(self, idle: Sequence[tuple[int, int]] = (), backward: bool = False) -> Iterator[list[State]]:
         """Swaps that borrow `idle` strides, or the free ones of slices: a permute, then what these strides do.
 
             -  -> x,  x -> -   with   -  -> y    becomes    y -> x,  x -> y;   then   y -> -,  -  -> y
             -  -> x,  x -> -   with y idle       becomes    y -> x,  x -> y;   then   y -> -
 
         If x is slow, it is crossed once, not once for each share. Swaps for which nothing is left to borrow come after
-        the permute, or with it in one exchange. Few messages along y gather it, and slice again.
+        the permute, or with it in one exchange; then those borrow that come last, too, if the first ones did not do so
+        `backward`. Few messages along y gather it, and slice again.
         """
         first, last = list(self.sliced()), list(self.ungathered())
         exchanged, moved, opened = list(first), list(last), list(last)
         slices = [i for i, d in enumerate(self.digits) if d.src is None and d.dst is not None and d.dst == first[i]]
-        spare = list(idle)
-        for head, digit in enumerate(self.digits):
+        spare, left_out = list(idle), False
+        for head, digit in list(enumerate(self.digits))[:: -1 if backward else 1]:
             if digit.src is not None or digit.dst not in self._by_src:
                 continue
             chain = [head]
@@ -247,6 +248,7 @@ class Chains:
                 stride = self.digits[lender].dst
                 first[lender] = exchanged[lender] = moved[lender] = opened[lender] = None
             else:
+                left_out = True
                 continue
             for at in chain:
                 exchanged[at] = self.digits[at].dst
@@ -258,6 +260,8 @@ class Chains:
             if opened != last:
                 yield [tuple(first), tuple(moved), tuple(opened), tuple(last)]
                 yield [tuple(first), tuple(exchanged), tuple(moved), tuple(opened), tuple(last)]
+            if left_out and not backward:
+                yield from self.detours(idle, backward=True)
 
     def swaps_alone(self, state: State, goal: State) -> State:
         """From `state`, only the swaps on the way to `goal`: what becomes local there does, and what becomes held
@@ -682,9 +686,7 @@ def _wait_on_local(chains: Chains) -> Iterator[_Path]:
         if at is not None:
             held[at] = stride
     yield chains, [tuple(held)]
-    opened = tuple(None if stride not in after else stride for stride in held)
-    yield chains, [tuple(held), opened]
-    yield chains, [tuple(held), opened, *chains.one_by_one(opened, chains.end)]
+    yield chains, [tuple(held), tuple(None if stride not in after else stride for stride in held)]
     for wider, start, end in _list_waits(chains):
         yield wider, [start]
         yield wider, [start, end]
