@@ -18,7 +18,7 @@ class, or too little that stays local for what the fastest route cuts, is planne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count, pairwise
 from typing import NamedTuple
@@ -28,8 +28,7 @@ from reshard.geometry.refine import Refinement
 from reshard.plans.plan import StepSpec, chain
 from reshard.synth import cost
 from reshard.synth.network import Links
-from reshard.synth.routes import Pair, Route, idle, list_routes
-from reshard.synth.routes.normal import least_lent
+from reshard.synth.routes import Pair, Route, idle, list_routes, normal
 from reshard.synth.routes.route import hold_digits
 from reshard.synth.wires import Wires
 from reshard.types import dtypes
@@ -120,7 +119,7 @@ class MoveClasses:
     def __init__(self, mesh: Mesh, links: Wires) -> None:
         self._mesh = mesh
         # Tiles below some size are never cut for lending: which of the tiles on the way are decides the routes.
-        worth = least_lent(links)
+        worth = normal.least_lent(links)
         cuts = {1}
         for prime in primes(mesh.size) if len({link.bandwidth for link in links.values()}) > 1 else ():
             cuts |= {cut * prime for cut in cuts}
@@ -231,31 +230,45 @@ class ClassRoutes:
         check_start(pair)
         self._pair = pair
         self._bytes = math.prod(pair.source.shape) * dtypes.bits(pair.source.dtype) // 8
-        known: cost.Known = {}
-        routes = [tuple(route) for route in find_fastest(pair, list_routes(pair, wires), wires)[0]]
-        self._routes = [(route, _cut_local(pair.source, route)) for route in routes]
-        self._times = [cost.list_times(route, pair.source, wires, known) for route in routes]
+        if pair.refinement is None or pair.reduces:
+            known: cost.Known = {}
+            routes = [tuple(route) for route in find_fastest(pair, list_routes(pair, wires), wires)[0]]
+            every = [cost.list_times(route, pair.source, wires, known) for route in routes]
+            self._times = [[time.scaled(1 / self._bytes) for time in times] for times in every]
+            self._find: list[Callable[[], Route]] = []
+            self._found = {at: (route, _cut_local(pair.source, route)) for at, route in enumerate(routes)}
+        else:
+            timed = [*normal.time_routes(pair, pair.refinement, wires)]
+            timed += idle.time_routes(pair, wires) if any(timed[0].times) else ()
+            timed = [timed[at] for at in cost.pick_fastest([each.times for each in timed], *(wires.sizes or (1, 1)))]
+            self._times, self._find = [each.times for each in timed], [each.find for each in timed]
+            self._found: dict[int, tuple[Route, _LocalCut | None]] = {}
         self._received: dict[tuple[int, ...], int] = {}
 
     def list_fastest(self, nbytes: int, local: Sequence[int]) -> tuple[float, tuple[int, ...]]:
         """The seconds of arrays of so many bytes, and the numbers of the routes that take them, without those for which
         too little is local."""
-        scale = nbytes / self._bytes
-        seconds = [sum(time.at(scale) for time in times) for times in self._times]
+        seconds = [sum(time.at(nbytes) for time in times) for times in self._times]
         least = min(seconds)
         fastest = (at for at, time in enumerate(seconds) if cost.is_as_fast(time, least))
-        return least, tuple(at for at in fastest if _allot_parts(self._routes[at][1], local) is not None)
+        return least, tuple(at for at in fastest if _allot_parts(self._find_route(at)[1], local) is not None)
+
+    def _find_route(self, at: int) -> tuple[Route, _LocalCut | None]:
+        if at not in self._found:
+            route = self._find[at]()
+            self._found[at] = route, _cut_local(self._pair.source, route)
+        return self._found[at]
 
     def count_received(self, fastest: tuple[int, ...], nbytes: int) -> int:
         """The bytes that the busiest device receives, of an array of so many, on the best of these routes."""
         if fastest not in self._received:
-            plans = (chain(self._pair.source, self._pair.target, self._routes[at][0]) for at in fastest)
+            plans = (chain(self._pair.source, self._pair.target, self._find_route(at)[0]) for at in fastest)
             self._received[fastest] = min(plan.received_bytes for plan in plans)
         return self._received[fastest] * nbytes // self._bytes
 
     def spell(self, at: int, move: ClassedMove) -> Route:
         """One of the routes, with the layouts of a move."""
-        route, cut = self._routes[at]
+        route, cut = self._find_route(at)
         source, mesh = move.pair.source, move.pair.source.mesh
         parts = _allot_parts(cut, move.local)
         if cut is None or parts is None:

@@ -25,9 +25,9 @@ goes. The move is an all-to-all if it consists of swaps, a permute if of permute
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -360,25 +360,40 @@ def _route_on_network(source: Layout, target: Layout, wires: Wires) -> tuple[Rou
         return ()
     if wires.sizes is None or not refinement.exact:
         return tuple(list_staged(Chains(pair, refinement), wires))
-    # Of a class of moves only the fastest are asked for, and what is slower in part is slower in all. They are timed as
-    # states, whatever the dims and the size: few become layouts.
-    every = refinement.digits
+    return tuple(timed.find() for timed in time_routes(pair, refinement, wires))
+
+
+class TimedRoute(NamedTuple):
+    """The seconds of the steps of a route for a byte of the array, and what finds the route."""
+
+    times: list[cost.StepTime]
+    find: Callable[[], Route]
+
+
+def time_routes(pair: Pair, refinement: Refinement, wires: Wires) -> Iterator[TimedRoute]:
+    """The fastest routes between even layouts, on wires for arrays of several sizes.
+
+    Of a class of moves only the fastest are asked for, and what is slower in part is slower in all. They are timed as
+    states, whatever the dims and the size: few become layouts.
+    """
+    source, every = pair.source, refinement.digits
     places = sorted(range(len(every)), key=lambda at: [part or 0 for part in every[at][1:]])
     bare = Layout(source.mesh, (), "f32", "sum" if source.partial else None, source.partial)
     ways, lent, share = _time_ways(tuple(every[at][1:] for at in places), bare, wires.base)
-    low, high = wires.sizes
+    low, high = wires.sizes or (1.0, _MOST_BYTES)
     ways = [*ways, *lent] if low * share >= least_lent(wires) else ways
-    routes: list[Route] = []
-    for number in cost.pick_fastest([way.times for way in ways], low, high):
-        digits, states, _ = ways[number]
+
+    def find_route(digits: tuple[RefinedDigit, ...], states: tuple[State, ...] | None) -> Route:
         if states is None:
-            routes.append((StepSpec("exchange", target),))
-            continue
+            return (StepSpec("exchange", pair.target),)
         order = sorted(range(len(digits)), key=lambda at: places[digits[at].dim])
         laid = tuple(digits[at]._replace(dim=every[places[digits[at].dim]].dim) for at in order)
         found = Chains(pair, replace(refinement, digits=laid))
-        routes.append(visit_states(found, [tuple(state[at] for at in order) for state in states]))
-    return tuple(routes)
+        return visit_states(found, [tuple(state[at] for at in order) for state in states])
+
+    for number in cost.pick_fastest([way.times for way in ways], low, high):
+        digits, states, times = ways[number]
+        yield TimedRoute(times, partial(find_route, digits, states))
 
 
 class _TimedWay(NamedTuple):
@@ -535,11 +550,11 @@ def _list_detours(chains: Chains, links: Links) -> Iterator[_Path]:
     mesh, after = chains.source.mesh, set(prime.end)
     fast_first = sorted(mesh.axes, key=lambda axis: links[axis].speed, reverse=True)
     every = [place for axis in fast_first for place in prime_places(mesh, SubAxis(axis, 1, mesh.axes[axis]))]
-    partial = [mesh.span(axis) for axis in chains.source.partial]
+    summed = [mesh.span(axis) for axis in chains.source.partial]
     opened = tuple(d._replace(src=None) if d.dst is None and d.src not in after else d for d in prime.digits)
     for digits in dict.fromkeys((prime.digits, opened)):
         held = ((stride, stride * d.radix) for d in digits for stride in (d.src, d.dst) if stride is not None)
-        used = [*partial, *held]
+        used = [*summed, *held]
         idle = [(s, size) for s, size in every if not any(low < s * size and s < high for low, high in used)]
         start = tuple(digit.src for digit in digits)
         rest = Chains(Pair(chains.source, chains.target), replace(chains.refinement, digits=digits))
@@ -574,6 +589,8 @@ def _lend_local(chains: Chains, links: Links) -> Iterator[_Path]:
     -    -  -> a,  a -> -       all devices send half a tile over a
     -    -  -> b,  b -> -       the local digit comes back; if b is gathered after, it is, and no other goes there
     """
+    if len({link.bandwidth for link in links.values()}) == 1:
+        return
     for digits, first, last in ((chains, chains.sliced(), chains.ungathered()), *_list_waits(chains)):
         yield from _lend_between(digits, first, last, links)
 
