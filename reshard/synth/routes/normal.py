@@ -413,15 +413,16 @@ def _time_ways(
     that lend local digits, and the share of the array that these cut. `bare` has the mesh and the sums."""
     numbered = tuple(RefinedDigit(at, *digit) for at, digit in enumerate(digits))
     chains = Chains(Pair(bare, bare), Refinement(numbered, (), True, (), ()))
-    ways = [_TimedWay(c.digits, states, _time_states(c, states, wires)) for c, states in _list_ways(chains, wires)]
+    found = [*_list_ways(chains, wires)]
+    lent = [*_stage_paths(_list_splits(_lend_local(chains, wires), wires), wires)]
+    known: dict[tuple[int, State, State], cost.StepTime | None] = {}
+    ways = [_TimedWay(c.digits, states, _time_states(c, states, wires, known)) for c, states in (*found, *lent)]
+    lending = ways[len(found) :]
+    del ways[len(found) :]
     if chains.start != chains.end:
-        ways.append(_TimedWay(chains.digits, None, _time_states(chains, (), wires, "exchange")))
+        ways.append(_TimedWay(chains.digits, None, _time_states(chains, (), wires, known, "exchange")))
     fastest = cost.pick_fastest([way.times for way in ways], 1.0, _MOST_BYTES)
-    lent = [
-        _TimedWay(c.digits, states, _time_states(c, states, wires))
-        for c, states in _stage_paths(_list_splits(_lend_local(chains, wires), wires), wires)
-    ]
-    return [ways[at] for at in fastest], lent, 1 / _count_held(chains, chains.sliced())
+    return [ways[at] for at in fastest], lending, 1 / _count_held(chains, chains.sliced())
 
 
 def _count_held(chains: Chains, state: State) -> int:
@@ -429,16 +430,28 @@ def _count_held(chains: Chains, state: State) -> int:
     return math.prod(digit.radix for digit, stride in zip(chains.digits, state, strict=True) if stride is not None)
 
 
-def _time_states(chains: Chains, states: Sequence[State], wires: Wires, only: str | None = None) -> list[cost.StepTime]:
+def _time_states(
+    chains: Chains,
+    states: Sequence[State],
+    wires: Wires,
+    known: dict[tuple[int, State, State], cost.StepTime | None],
+    only: str | None = None,
+) -> list[cost.StepTime]:
     """Predicted seconds, for a byte of the array, of the steps that visit these states in order, between even layouts;
-    all of one kind if `only` that is given."""
+    all of one kind if `only` that is given. `known` has those that were priced, None for slices."""
     times: list[cost.StepTime] = []
     for before, after in pairwise([chains.start, *states, chains.end]):
-        if before != after and (kind := kind_between(before, after)) != "slice":
-            changes = zip(chains.digits, before, after, strict=True)
-            changed = tuple((digit.radix, b, a) for digit, b, a in changes if b != a)
-            time = cost.time_change(only or kind, changed, chains.source.mesh, wires)
-            times.append(time.scaled(1 / _count_held(chains, before)))
+        key = id(chains), before, after
+        if only or key not in known:
+            kind = only or kind_between(before, after)
+            known[key] = None
+            if before != after and kind != "slice":
+                changes = zip(chains.digits, before, after, strict=True)
+                changed = tuple((digit.radix, b, a) for digit, b, a in changes if b != a)
+                time = cost.time_change(kind, changed, chains.source.mesh, wires)
+                known[key] = time.scaled(1 / _count_held(chains, before))
+        if (time := known[key]) is not None:
+            times.append(time)
     return times
 
 
