@@ -18,14 +18,16 @@ class, or too little that stays local for what the fastest route cuts, is planne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from functools import partial as partial_call
 from itertools import count, pairwise
 from typing import NamedTuple
 
 from reshard.errors import PlanError
 from reshard.geometry.refine import Refinement
 from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import Pair, Route, idle, list_routes, normal
@@ -213,102 +215,160 @@ def find_classes(mesh: Mesh, links: Wires) -> MoveClasses:
     return MoveClasses(mesh, links)
 
 
+class _CutStep(NamedTuple):
+    """A step of a route of a class: after it, the digits of each held one, and the sub-axis that holds each part of the
+    local one, None if it's local."""
+
+    kind: str
+    mode: StepMode
+    sums: tuple[tuple[SubAxis, ...], str | None]
+    held: tuple[tuple[Digit, ...], ...]
+    parts: tuple[SubAxis | None, ...]
+
+
+class _CutRoute(NamedTuple):
+    """The parts that a route cuts off the local digit, major first, and its steps."""
+
+    parts: tuple[int, ...]
+    steps: tuple[_CutStep, ...]
+
+
+_Found = tuple[list[cost.StepTime], Callable[[], _CutRoute | None]]
+"""The seconds of the steps of a route for a byte of the array, and what finds the route."""
+
+
 class ClassRoutes:
     """The routes of a class that are fastest at some size for which the wires are."""
 
     def __init__(self, mesh: Mesh, kind: MoveClass, wires: Wires) -> None:
         # More than all cuts of all devices, so that the end of the last part that is cut off is inside the digit.
         room = mesh.size * next(more for more in count(2) if mesh.size % more)
-        ends: list[Layout] = []
-        for at, (partial, reduction) in enumerate(kind.sums):
-            dims = [Dim((Digit(room, None),), room)]
-            for radix, *strides in kind.held:
-                held = [Digit(axis.size, axis) for axis in mesh.sub_axes(strides[at], radix)] if strides[at] else []
-                dims.append(Dim(tuple(held or [Digit(radix, None)]), radix))
-            ends.append(Layout(mesh, tuple(dims), kind.dtype or "f32", reduction, partial))
-        pair = Pair(*ends)
-        check_start(pair)
-        self._pair = pair
-        self._bytes = math.prod(pair.source.shape) * dtypes.bits(pair.source.dtype) // 8
-        if pair.refinement is None or pair.reduces:
-            known: cost.Known = {}
-            routes = [tuple(route) for route in find_fastest(pair, list_routes(pair, wires), wires)[0]]
-            every = [cost.list_times(route, pair.source, wires, known) for route in routes]
-            self._times = [[time.scaled(1 / self._bytes) for time in times] for times in every]
-            self._find: list[Callable[[], Route]] = []
-            self._found = {at: (route, _cut_local(pair.source, route)) for at, route in enumerate(routes)}
-        else:
-            timed = [*normal.time_routes(pair, pair.refinement, wires)]
-            timed += idle.time_routes(pair, wires) if any(timed[0].times) else ()
-            timed = [timed[at] for at in cost.pick_fastest([each.times for each in timed], *(wires.sizes or (1, 1)))]
-            self._times, self._find = [each.times for each in timed], [each.find for each in timed]
-            self._found: dict[int, tuple[Route, _LocalCut | None]] = {}
-        self._received: dict[tuple[int, ...], int] = {}
+        find_routes = _find_kept if kind.sums[0] == kind.sums[1] else _find_sums
+        found = list(find_routes(mesh, kind, wires, room))
+        low, high = wires.sizes or (1.0, float(_MOST_BYTES))
+        self._found = [found[at] for at in cost.pick_fastest([times for times, _ in found], low, high)]
+        self._cut: dict[int, _CutRoute | None] = {}
+        self._received: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def list_fastest(self, nbytes: int, local: Sequence[int]) -> tuple[float, tuple[int, ...]]:
         """The seconds of arrays of so many bytes, and the numbers of the routes that take them, without those for which
         too little is local."""
-        seconds = [sum(time.at(nbytes) for time in times) for times in self._times]
+        seconds = [sum(time.at(nbytes) for time in times) for times, _ in self._found]
         least = min(seconds)
         fastest = (at for at, time in enumerate(seconds) if cost.is_as_fast(time, least))
-        return least, tuple(at for at in fastest if _allot_parts(self._find_route(at)[1], local) is not None)
+        return least, tuple(at for at in fastest if _allot_parts(self._cut_route(at), local) is not None)
 
-    def _find_route(self, at: int) -> tuple[Route, _LocalCut | None]:
-        if at not in self._found:
-            route = self._find[at]()
-            self._found[at] = route, _cut_local(self._pair.source, route)
-        return self._found[at]
-
-    def count_received(self, fastest: tuple[int, ...], nbytes: int) -> int:
-        """The bytes that the busiest device receives, of an array of so many, on the best of these routes."""
+    def count_received(self, fastest: tuple[int, ...], move: ClassedMove) -> int:
+        """The bytes that the busiest device receives in a move on the best of these routes."""
         if fastest not in self._received:
-            plans = (chain(self._pair.source, self._pair.target, self._find_route(at)[0]) for at in fastest)
-            self._received[fastest] = min(plan.received_bytes for plan in plans)
-        return self._received[fastest] * nbytes // self._bytes
+            plans = (chain(move.pair.source, move.pair.target, self.spell(at, move)) for at in fastest)
+            self._received[fastest] = min(plan.received_bytes for plan in plans), move.nbytes
+        received, nbytes = self._received[fastest]
+        return received * move.nbytes // nbytes
 
     def spell(self, at: int, move: ClassedMove) -> Route:
         """One of the routes, with the layouts of a move."""
-        route, cut = self._find_route(at)
+        route = self._cut_route(at)
         source, mesh = move.pair.source, move.pair.source.mesh
-        parts = _allot_parts(cut, move.local)
-        if cut is None or parts is None:
+        parts = _allot_parts(route, move.local)
+        if route is None or parts is None:
             raise PlanError(f"{move.pair.source} -> {move.pair.target} has too little that stays local for a route")
         allotted = iter(parts)
         pieces = [next(allotted) if d.src is d.dst is None else [] for d in move.refinement.digits]
         whole = tuple(Dim((Digit(size, None),), size) for size in source.shape)
+
+        def find_stride(axis: SubAxis | None) -> int | None:
+            return axis and mesh.stride(axis._replace(axis=move.axes[axis.axis]))
+
         steps: list[StepSpec] = []
-        for (kind, result, mode), held in zip(route, cut.holders, strict=True):
-
-            def find_stride(axis: SubAxis) -> int:
-                return mesh.stride(axis._replace(axis=move.axes[axis.axis]))
-
+        for step in route.steps:
             digits: list[tuple[int, int, int | None]] = []
             for (dim, radix, src, dst), cuts in zip(move.refinement.digits, pieces, strict=True):
                 if src is None and dst is None:
                     for part, size, place in cuts:
-                        axis = held[part]
-                        digits.append((dim, size, None if axis is None else find_stride(axis) * place))
+                        stride = find_stride(step.parts[part])
+                        digits.append((dim, size, stride and stride * place))
                         radix //= size
                     digits.append((dim, radix, None))
                 else:
-                    laid = result.dims[1 + move.places[src, dst]].digits
-                    digits += [(dim, size, None if axis is None else find_stride(axis)) for size, axis in laid]
-            partial = tuple(axis._replace(axis=move.axes[axis.axis]) for axis in result.partial)
-            like = Layout(mesh, whole, source.dtype, result.reduction, partial)
-            steps.append(StepSpec(kind, hold_digits(like, digits), mode))
+                    digits += [(dim, size, find_stride(axis)) for size, axis in step.held[move.places[src, dst]]]
+            partial = tuple(axis._replace(axis=move.axes[axis.axis]) for axis in step.sums[0])
+            like = Layout(mesh, whole, source.dtype, step.sums[1], partial)
+            steps.append(StepSpec(step.kind, hold_digits(like, digits), step.mode))
         return (*steps[:-1], steps[-1]._replace(result=move.pair.target)) if steps else ()
 
-
-class _LocalCut(NamedTuple):
-    """The parts that a route cuts off the local dim, major first, and after each step the sub-axis that holds each of
-    them, None if it's local."""
-
-    parts: tuple[int, ...]
-    holders: tuple[tuple[SubAxis | None, ...], ...]
+    def _cut_route(self, at: int) -> _CutRoute | None:
+        if at not in self._cut:
+            self._cut[at] = self._found[at][1]()
+        return self._cut[at]
 
 
-def _cut_local(source: Layout, route: Route) -> _LocalCut | None:
-    """How a route cuts the local dim; None if its steps do it in ways that do not nest."""
+def _find_kept(mesh: Mesh, kind: MoveClass, wires: Wires, room: int) -> Iterator[_Found]:
+    """The fastest routes that keep all sums, as states, over each prefix of the idle axes: few are ever spelled."""
+    partial, reduction = kind.sums[0]
+    like = Layout(mesh, (), kind.dtype or "f32", reduction, partial)
+    held = [(radix, src or None, dst or None) for radix, src, dst in kind.held]
+    used = [axis for radix, *ends in held for end in ends if end for axis in mesh.sub_axes(end, radix)]
+    used += partial
+    over: list[tuple[int, int, None]] = []
+    for axis in (None, *idle.sort_idle_axes(mesh, used, wires)):
+        if axis is not None:
+            used.append(axis)
+            over.append((axis.size, mesh.stride(axis), None))
+            # Parts of an axis that do not nest cannot be in one layout.
+            ends = {end for each in used if each.axis == axis.axis for end in (each.pre, each.pre * each.size)}
+            if not is_chain(sorted(ends)):
+                return
+        for way in normal.find_ways((*held, *over, (room, None, None)), like, wires):
+            yield way.times, partial_call(_cut_states, mesh, kind, way)
+            if not any(way.times):
+                return
+
+
+def _cut_states(mesh: Mesh, kind: MoveClass, way: normal.TimedWay) -> _CutRoute:
+    """The route that visits the states of a way, which start once the idle axes are sliced."""
+    digits, states, _ = way
+    many = len(kind.held)
+    start = tuple(digit.src for digit in digits)
+    end = tuple(digit.dst for digit in digits)
+    bare = tuple(digit.src if digit.dim < many else None for digit in digits)
+    path = [bare, end] if states is None else [bare, start, *states, end]
+    cut = [at for at, digit in enumerate(digits) if digit.dim >= many and any(state[at] for state in path)]
+    steps: list[_CutStep] = []
+    for before, after in pairwise(path):
+        if before != after:
+            laid: list[list[Digit]] = [[] for _ in kind.held]
+            for digit, stride in zip(digits, after, strict=True):
+                if digit.dim < many:
+                    axes = mesh.sub_axes(stride, digit.radix) if stride else ()
+                    laid[digit.dim] += [Digit(axis.size, axis) for axis in axes] or [Digit(digit.radix, None)]
+            parts = [(after[at], digits[at].radix) for at in cut]
+            holders = (mesh.sub_axes(stride, radix)[0] if stride else None for stride, radix in parts)
+            kept = "exchange" if states is None else normal.kind_between(before, after)
+            steps.append(_CutStep(kept, PLAIN, kind.sums[0], tuple(map(tuple, laid)), tuple(holders)))
+    return _CutRoute(tuple(digits[at].radix for at in cut), tuple(steps))
+
+
+def _find_sums(mesh: Mesh, kind: MoveClass, wires: Wires, room: int) -> Iterator[_Found]:
+    """The fastest routes that finish or start a sum."""
+    ends: list[Layout] = []
+    for at, (partial, reduction) in enumerate(kind.sums):
+        dims = [Dim((Digit(room, None),), room)]
+        for radix, *strides in kind.held:
+            held = [Digit(axis.size, axis) for axis in mesh.sub_axes(strides[at], radix)] if strides[at] else []
+            dims.append(Dim(tuple(held or [Digit(radix, None)]), radix))
+        ends.append(Layout(mesh, tuple(dims), kind.dtype, reduction, partial))
+    pair = Pair(*ends)
+    check_start(pair)
+    nbytes = pair.source.nbytes(math.prod(pair.source.shape))
+    known: cost.Known = {}
+    for route in find_fastest(pair, list_routes(pair, wires), wires)[0]:
+        times = cost.list_times(route, pair.source, wires, known)
+        yield [time.scaled(1 / nbytes) for time in times], partial_call(_cut_layouts, pair.source, tuple(route))
+
+
+def _cut_layouts(source: Layout, route: Route) -> _CutRoute | None:
+    """A route of layouts whose first dim is the local digit; None if its steps cut that in ways that do not nest."""
     laid: list[list[tuple[int, int, SubAxis | None]]] = []  # Digits from one count of major parts to another.
     for layout in (source, *(step.result for step in route)):
         laid.append([])
@@ -328,10 +388,14 @@ def _cut_local(source: Layout, route: Route) -> _LocalCut | None:
         every.append(holders)
     cut = [(high // low, holders) for (low, high), holders in zip(pairwise(chain), every, strict=True) if any(holders)]
     after = zip(*(holders[1:] for _, holders in cut), strict=True) if cut else ((),) * len(route)
-    return _LocalCut(tuple(size for size, _ in cut), tuple(after))
+    steps = tuple(
+        _CutStep(kind, mode, (to.partial, to.reduction), tuple(dim.digits for dim in to.dims[1:]), parts)
+        for (kind, to, mode), parts in zip(route, after, strict=True)
+    )
+    return _CutRoute(tuple(size for size, _ in cut), steps)
 
 
-def _allot_parts(cut: _LocalCut | None, local: Sequence[int]) -> list[list[tuple[int, int, int]]] | None:
+def _allot_parts(cut: _CutRoute | None, local: Sequence[int]) -> list[list[tuple[int, int, int]]] | None:
     """For each local digit what is cut off it, as (number of the part, size, how many times the part's stride); parts
     that no digit has room for are cut to primes. None if there is too little."""
     if cut is None:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from reshard.errors import LayoutError
@@ -26,9 +25,8 @@ from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import normal, reduction
 from reshard.synth.routes.route import Pair, Route, hold_digits
-from reshard.synth.wires import Wires
 from reshard.types.layout import Layout
-from reshard.types.mesh import SubAxis
+from reshard.types.mesh import Mesh, SubAxis
 
 
 def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:
@@ -42,10 +40,15 @@ def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:
     >>> [[step.kind for step in route] for route in routes(pair, links, least=1.0)]
     [['slice', 'all_gather', 'all_gather']]
     """
-    if pair.crosses or pair.starts or not pair.source.tile_bytes:
+    refinement = pair.refinement
+    if pair.crosses or pair.starts or refinement is None or not refinement.exact or not pair.source.tile_bytes:
         return
     wires = sum(link.bandwidth for link in links.values())
-    for sliced in _list_slices(pair, links):
+    used = [axis for layout in (pair.source, pair.target) for axis in (*layout.held, *layout.partial)]
+    prefixes = accumulate([axis] for axis in sort_idle_axes(pair.source.mesh, used, links))
+    for sliced in dict.fromkeys(_slice_idle(pair.source, refinement, axes) for axes in prefixes):
+        if sliced is None or sliced == pair.source:
+            continue
         peers = pair.source.tile_bytes // sliced.tile_bytes
         if (1 - 1 / peers) * pair.target.tile_bytes / wires >= least:
             return
@@ -55,34 +58,8 @@ def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:
         yield from ((first, *route) for route in cost.keep_fastest(after, sliced, links))
 
 
-def time_routes(pair: Pair, links: Wires) -> Iterator[normal.TimedRoute]:
-    """The fastest routes over each prefix of the idle axes, on wires for arrays of several sizes, without sums."""
-    for sliced in _list_slices(pair, links):
-        rest = Pair(sliced, pair.target)
-        if rest.refinement is not None:
-            for timed in normal.time_routes(rest, rest.refinement, links):
-                yield timed._replace(find=partial(_go_on, StepSpec("slice", sliced), timed))
-
-
-def _go_on(first: StepSpec, timed: normal.TimedRoute) -> Route:
-    return first, *timed.find()
-
-
-def _list_slices(pair: Pair, links: Links) -> Iterator[Layout]:
-    """The source of an even pair cut by each prefix of the idle axes."""
-    refinement = pair.refinement
-    if refinement is None or not refinement.exact:
-        return
-    prefixes = accumulate([axis] for axis in sort_idle_axes(pair, links))
-    for sliced in dict.fromkeys(_slice_idle(pair.source, refinement, axes) for axes in prefixes):
-        if sliced is not None and sliced != pair.source:
-            yield sliced
-
-
-def sort_idle_axes(pair: Pair, links: Links) -> list[SubAxis]:
-    """The sub-axes that neither layout uses, the fastest first."""
-    mesh = pair.source.mesh
-    used = [axis for layout in (pair.source, pair.target) for axis in (*layout.held, *layout.partial)]
+def sort_idle_axes(mesh: Mesh, used: Sequence[SubAxis], links: Links) -> list[SubAxis]:
+    """The sub-axes that are not used, the fastest first."""
     free: list[SubAxis] = []
     for name in reversed(list(mesh.axes)):
         # What sub-axes leave of an axis, where it is a factor of it.

@@ -25,9 +25,9 @@ goes. The move is an all-to-all if it consists of swaps, a permute if of permute
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -360,43 +360,22 @@ def _route_on_network(source: Layout, target: Layout, wires: Wires) -> tuple[Rou
         return ()
     if wires.sizes is None or not refinement.exact:
         return tuple(list_staged(Chains(pair, refinement), wires))
-    return tuple(timed.find() for timed in time_routes(pair, refinement, wires))
-
-
-class TimedRoute(NamedTuple):
-    """The seconds of the steps of a route for a byte of the array, and what finds the route."""
-
-    times: list[cost.StepTime]
-    find: Callable[[], Route]
-
-
-def time_routes(pair: Pair, refinement: Refinement, wires: Wires) -> Iterator[TimedRoute]:
-    """The fastest routes between even layouts, on wires for arrays of several sizes.
-
-    Of a class of moves only the fastest are asked for, and what is slower in part is slower in all. They are timed as
-    states, whatever the dims and the size: few become layouts.
-    """
-    source, every = pair.source, refinement.digits
+    # Few of a class become layouts: what is slower in part is slower in all.
+    every = refinement.digits
     places = sorted(range(len(every)), key=lambda at: [part or 0 for part in every[at][1:]])
-    bare = Layout(source.mesh, (), "f32", "sum" if source.partial else None, source.partial)
-    ways, lent, share = _time_ways(tuple(every[at][1:] for at in places), bare, wires.base)
-    low, high = wires.sizes or (1.0, _MOST_BYTES)
-    ways = [*ways, *lent] if low * share >= least_lent(wires) else ways
-
-    def find_route(digits: tuple[RefinedDigit, ...], states: tuple[State, ...] | None) -> Route:
+    routes: list[Route] = []
+    for digits, states, _ in find_ways(tuple(every[at][1:] for at in places), source, wires):
         if states is None:
-            return (StepSpec("exchange", pair.target),)
+            routes.append((StepSpec("exchange", target),))
+            continue
         order = sorted(range(len(digits)), key=lambda at: places[digits[at].dim])
         laid = tuple(digits[at]._replace(dim=every[places[digits[at].dim]].dim) for at in order)
         found = Chains(pair, replace(refinement, digits=laid))
-        return visit_states(found, [tuple(state[at] for at in order) for state in states])
-
-    for number in cost.pick_fastest([way.times for way in ways], low, high):
-        digits, states, times = ways[number]
-        yield TimedRoute(times, partial(find_route, digits, states))
+        routes.append(visit_states(found, [tuple(state[at] for at in order) for state in states]))
+    return tuple(routes)
 
 
-class _TimedWay(NamedTuple):
+class TimedWay(NamedTuple):
     """The states to visit, None for one exchange, of these digits, which have numbers in place of their dims, and the
     seconds of the steps for a byte of the array."""
 
@@ -405,10 +384,20 @@ class _TimedWay(NamedTuple):
     times: list[cost.StepTime]
 
 
+def find_ways(digits: tuple[tuple[int, int | None, int | None], ...], like: Layout, wires: Wires) -> list[TimedWay]:
+    """The ways between even layouts of these digits, as (radix, before, after), that are fastest at some size for which
+    the wires are. They are timed as states, whatever the dims and the size; `like` has the mesh and the sums."""
+    bare = Layout(like.mesh, (), "f32", "sum" if like.partial else None, like.partial)
+    ways, lent, share = _time_ways(digits, bare, wires.base)
+    low, high = wires.sizes or (1.0, _MOST_BYTES)
+    ways = [*ways, *lent] if low * share >= least_lent(wires) else ways
+    return [ways[at] for at in cost.pick_fastest([way.times for way in ways], low, high)]
+
+
 @lru_cache(maxsize=4096)
 def _time_ways(
     digits: tuple[tuple[int, int | None, int | None], ...], bare: Layout, wires: Wires
-) -> tuple[list[_TimedWay], list[_TimedWay], float]:
+) -> tuple[list[TimedWay], list[TimedWay], float]:
     """The ways between even layouts of these digits, as (radix, before, after), that are fastest at some size; those
     that lend local digits, and the share of the array that these cut. `bare` has the mesh and the sums."""
     numbered = tuple(RefinedDigit(at, *digit) for at, digit in enumerate(digits))
@@ -416,11 +405,11 @@ def _time_ways(
     found = [*_list_ways(chains, wires)]
     lent = [*_stage_paths(_list_splits(_lend_local(chains, wires), wires), wires)]
     known: dict[tuple[int, State, State], cost.StepTime | None] = {}
-    ways = [_TimedWay(c.digits, states, _time_states(c, states, wires, known)) for c, states in (*found, *lent)]
+    ways = [TimedWay(c.digits, states, _time_states(c, states, wires, known)) for c, states in (*found, *lent)]
     lending = ways[len(found) :]
     del ways[len(found) :]
     if chains.start != chains.end:
-        ways.append(_TimedWay(chains.digits, None, _time_states(chains, (), wires, known, "exchange")))
+        ways.append(TimedWay(chains.digits, None, _time_states(chains, (), wires, known, "exchange")))
     fastest = cost.pick_fastest([way.times for way in ways], 1.0, _MOST_BYTES)
     return [ways[at] for at in fastest], lending, 1 / _count_held(chains, chains.sliced())
 
