@@ -329,20 +329,18 @@ class Wires(Mapping[str, Link]):
             parts: dict[str, list[tuple[int, int]]] = {}
             for axis, pre, size in key:
                 parts.setdefault(axis, []).append((mesh.axes[axis] // (pre * size), size))
-            # Those that follow each other are one: 3 and 2 of 6 may not nest with the wires, and 6 does.
-            for name, low, size in ((axis, *run) for axis, found in parts.items() for run in join_runs(found)):
-                high = low * size
-                pieces = [
-                    (s, max(low, s.low), min(high, s.high))
-                    for s in self._stretches.get(name, ())
-                    if max(low, s.low) < min(high, s.high)
-                ]
-                if all(start % s.low == 0 and s.high % end == 0 and end % start == 0 for s, start, end in pieces):
+            for name, found in parts.items():
+                # Those that follow each other are one if it nests with the wires: 3 and 2 of 6 may not, and 6 does.
+                # What does not nest even so stays as it is, since less of it is rough.
+                joined = [run for run in join_runs(found) if self._cut_by_wires(name, *run)[1]]
+                apart = [part for part in found if not any(low <= part[0] < low * size for low, size in joined)]
+                for low, size in (*joined, *apart):
+                    pieces, nests = self._cut_by_wires(name, low, size)
                     for s, start, end in pieces:
-                        runs.setdefault(s.on, set()).add((s.hop * start // s.low, end // start))
-                else:
-                    for s, _, _ in pieces:
-                        rough[s.on] = rough.get(s.on, 1) * size
+                        if nests:
+                            runs.setdefault(s.on, set()).add((s.hop * start // s.low, end // start))
+                        else:
+                            rough[s.on] = rough.get(s.on, 1) * size
             spans: list[Span] = []
             for on in sorted({*runs, *rough}):
                 axis, joined = self._axes[on], join_runs(runs.get(on, set()))
@@ -351,6 +349,12 @@ class Wires(Mapping[str, Link]):
                 spans.append(whole if on in rough else Span(axis, joined, peers))
             self._spans[key] = Spans(spans)
         return self._spans[key]
+
+    def _cut_by_wires(self, axis: str, low: int, size: int) -> tuple[list[tuple[Stretch, int, int]], bool]:
+        """What a part of an axis has of each stretch, from where to where; and whether each divides the next."""
+        every = ((s, max(low, s.low), min(low * size, s.high)) for s in self._stretches.get(axis, ()))
+        pieces = [(s, start, end) for s, start, end in every if start < end]
+        return pieces, all(start % s.low == 0 == s.high % end and end % start == 0 for s, start, end in pieces)
 
     def route(self, mesh: Mesh, origins: Mapping[tuple[int, int], int | None]) -> float | None:
         """Seconds for each byte that a device sends in an exchange, by where senders are; None where that is not known.

@@ -405,6 +405,21 @@ def test_parts_of_an_axis_lie_on_wires_as_the_whole_does():
     assert isclose(whole, parts)
 
 
+@pytest.mark.parametrize("size", [6, 12, 18, 24, 36, 48])
+def test_parts_of_an_axis_are_gathered_together_in_a_few_times_what_they_take_one_after_the_other(size: int):
+    """Wherever wires end inside of the parts: those of 12 devices are 2, 2 and 3 long."""
+    mesh, network = Mesh(data=size), Network.preset("tpu-v5p")
+    for pre, one, other in itertools.product([n for n in range(1, size) if size % n == 0], repeat=3):
+        if size % (pre * one * other) or 1 in (one, other):
+            continue
+        held = f"f32[{{data:({pre}){one}}}{2**10}, {{data:({pre * one}){other}}}{2**10}]"
+        half = f"f32[{2**10 * one}, {{data:({pre * one}){other}}}{2**10}]"
+        layouts = [Layout.parse(text, mesh) for text in (held, half, f"f32[{2**10 * one}, {2**10 * other}]")]
+        steps = [(layouts[a], StepSpec("all_gather", layouts[b])) for a, b in ((0, 2), (0, 1), (1, 2))]
+        together, *apart = (cost.predict_seconds(step, at, network.links(mesh)) for at, step in steps)
+        assert together <= sum(apart) * (1.001 if size == 6 else 3), held
+
+
 def test_latency_is_that_of_the_hops():
     network = Network("t", inner=(1.0, 1e30), domain=64, torus=Torus(axes=1, shape=(8,)))
     mesh = Mesh(x=8)
