@@ -111,7 +111,7 @@ def read_pairs(what: str, given: Sequence[str] | None) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for text in given or ():
         name, equals, value = text.partition("=")
-        # A number of more digits than Python reads is no size either.
+        # int() refuses numbers of more than 4300 digits with a ValueError, too.
         wrong = what == "size" and (not value.isdecimal() or written(value) is None)
         if wrong or not (equals and name and value):
             form = "N" if what == "size" else "INDEX or NAME=START:STOP"

@@ -90,7 +90,7 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
 
 
 def predict_time(step: StepSpec, operand: Layout, links: Links) -> StepTime:
-    """Predicted seconds of one step that its rule accepts, for arrays of the operand's form and any size."""
+    """Predicted seconds of one step that its rule accepts, for arrays of any size that lie as the operand does."""
     kind, result, mode = step
     wires, moved = Wires.of(links, operand.mesh), wire_layout(operand, result)
     # Through a view, and beside what is held, messages are of any size.

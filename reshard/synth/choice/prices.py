@@ -76,7 +76,7 @@ class MovePrices:
             )
         self._classes = find_classes(mesh, self._options.network.links(mesh))
         self._prices: dict[tuple[Layout, Layout], MovePrice] = {}
-        # What moves of a form pack, with their bytes.
+        # The bytes that a move packs and those of its array, by the move's class and how its digits lie in dims.
         self._packed: dict[object, tuple[int, int]] = {}
         # Classes of moves by number, each a set of what is held, and the number of each; a move of each that is seen.
         self._numbers: dict[frozenset[object], int] = {frozenset(): 0}
@@ -207,7 +207,7 @@ class MovePrices:
         return MovePrice(seconds, plan.received_bytes, self._count_peak(plan))
 
     def _count_packed(self, move: ClassedMove, fastest: tuple[int, ...]) -> int:
-        """The bytes that a move packs, those of the first one that is seen of its form: its digits dim by dim."""
+        """The bytes that a move packs, scaled from the first one seen whose digits lie in dims as its own do."""
         if not self._strided or math.isinf(self._copy_rate):
             return 0
         digits = tuple(

@@ -543,8 +543,8 @@ def _split_swaps(chains: Chains, states: list[State], whole: bool) -> list[State
 
 
 def _list_detours(chains: Chains, links: Links) -> Iterator[_Path]:
-    """Swaps that borrow the strides of slices; where some axes are slower than others, also those that nothing holds
-    by, the fastest first, or nothing once what is spent is gathered."""
+    """Swaps that borrow the strides of slices. Where some axes are slower than others, they also borrow idle strides,
+    the fastest first, or none once what is spent is gathered."""
     prime = Chains(Pair(chains.source, chains.target), chains.refinement, prime=True)
     yield from ((prime, states) for states in prime.detours())
     if len({link.bandwidth for link in links.values()}) == 1 or not chains.refinement.exact:
