@@ -381,6 +381,16 @@ def test_arrays_without_elements_are_moved(mesh):
     check_alone(reshard.jax.autoshard(f, mesh, *values, fixed=fixed, compare="none"), f, values)
 
 
+def test_transforms_over_dims_that_no_one_splits_are_one(mesh):
+    field = np.random.default_rng(0).standard_normal((8, 16, 16)).astype("f")
+    for spec, dims, wanted in ((P(("x", "y")), (1, 2), "[16, 16]"), (P(None, "x", "y"), (0, 1, 2), "[16]")):
+        choice = reshard.jax.autoshard(
+            lambda field, dims=dims: jnp.fft.fftn(field, axes=dims), mesh, field, fixed={"field": spec}, compare="none"
+        )
+        assert set(re.findall(r"length = (\[.*?\])", str(choice.module()))) - {"[8]"} == {wanted}
+        np.testing.assert_allclose(choice.jit()(field), np.fft.fftn(field, axes=dims), rtol=1e-4, atol=1e-3)
+
+
 def test_where_a_reduction_starts_counts_on_tiles_of_one_element(mesh):
     # XLA:CPU reduces one element to itself, wherever it starts.
     def f(x):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ _CONTRACTED = re.compile(r"\d+")
 _CALLING = ("while", "conditional", "call", "async-start", "call-start")
 _WAITING = ("-start", "-done", "async-update", "call-update")
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id")
+_SLICING = ("dynamic-slice", "slice", "gather")
 _LABELS = re.compile(r"(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"(\w+)=(-?\d[\dx_-]*)")
 
@@ -168,7 +170,7 @@ def count_work(module: Module, inside: Computation, speed: DeviceSpeed) -> _Work
         match one.opcode:
             case "fusion":
                 touched = _count_fused_bytes(module.computation(one.called[0]))
-            case "dynamic-slice" | "slice" | "gather":
+            case opcode if opcode in _SLICING:
                 touched = 2.0 * made
             case "dynamic-update-slice" | "scatter":
                 touched = 2.0 * sum(sizes[1:])
@@ -192,22 +194,27 @@ def _list_products(module: Module, inside: Computation, among: Sequence[Instruct
 
 
 def _count_fused_bytes(fused: Computation) -> float:
-    """What a fusion reads of its operands and writes of its results: of those that it only slices the slices, and of
-    those that it updates in place the updates."""
-    touched = 0.0
-    for one in fused.instructions:
-        if one.opcode == "dynamic-update-slice":
-            touched += 2 * sum(array.nbytes for array in fused.by_name[one.operands[1]].arrays)
-        if one.opcode != "parameter":
-            continue
-        users = fused.users.get(one.name, ())
-        if users and all(user.opcode in ("dynamic-slice", "slice", "gather") for user in users):
-            touched += sum(array.nbytes for user in users for array in user.arrays)
-        elif not all(user.opcode == "dynamic-update-slice" and user.operands[0] == one.name for user in users):
-            touched += sum(array.nbytes for array in one.arrays)
+    """What a fusion reads of its operands and writes of its results: of slices of a sum it reads as much of each
+    summand; what it updates in place it leaves, and writes the updates."""
     root = fused.root
     ends = [] if root is None else [fused.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    return touched + sum(a.nbytes for end in ends if end.opcode != "dynamic-update-slice" for a in end.arrays)
+    touched, needed = 0.0, Counter[str]()  # The elements that are needed of each instruction.
+    for end in ends:
+        # Of an update in place nothing is needed but the update: its first operand stays where it is.
+        made = fused.by_name[end.operands[1]] if end.opcode == "dynamic-update-slice" else end
+        touched += sum(array.nbytes for array in made.arrays)
+        needed[made.name] += sum(array.elements for array in made.arrays)
+    for one in reversed(fused.instructions):
+        made = sum(array.elements for array in one.arrays)
+        used = min(needed[one.name], made)
+        if one.opcode == "parameter" and made:
+            touched += sum(array.nbytes for array in one.arrays) * used / made
+        for at, name in enumerate(one.operands):
+            whole = sum(array.elements for array in fused.by_name[name].arrays)
+            # Larger operands are summed up over what is made, unless it is a part of them.
+            part = whole <= made or (at == 0 and one.opcode in _SLICING)
+            needed[name] += min(whole, used) if part else whole * used // max(1, made)
+    return touched
 
 
 def _count_product(inside: Computation, one: Instruction) -> float:

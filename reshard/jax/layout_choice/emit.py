@@ -25,7 +25,7 @@ from reshard.errors import MeshError, ProgramError, quoted
 from reshard.jax.layout_choice.localize import localize_op, localize_source
 from reshard.jax.layout_choice.op_rules import is_source
 from reshard.jax.layout_choice.step_flow import BARRIER, BRANCHES, WHILE, OpLayouts, StepLayouts
-from reshard.jax.layout_choice.trace_step import TracedStep
+from reshard.jax.layout_choice.trace_step import TracedStep, join_transforms
 from reshard.jax.stablehlo_pass.shardy import ALIAS, CONSTRAINT, DONOR, MANUAL, SHARDING, read_dtype, read_meshes, sdy
 from reshard.lower.to_stablehlo import (
     CHANNEL,
@@ -97,6 +97,7 @@ def emit_step(step: TracedStep, layouts: StepLayouts, prices: MovePrices) -> Mod
         scope = _Scope(made.regions[0].blocks.append(*tiles))
         emitter.write(body.arguments, scope.block.arguments, layouts.arguments, scope)
         emitter.emit_block(body, scope, layouts.results, "sdy.return")
+        join_transforms(main)
         # Every plan and every `shard_map` numbers its channels from 1: TPUs refuse a number that is used twice.
         channels = itertools.count(1)
         for op in list_operations(made):

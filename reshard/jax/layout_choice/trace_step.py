@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec
 from reshard.errors import ProgramError, quoted
 from reshard.jax.stablehlo_pass import shardy
 from reshard.jax.stablehlo_pass.module_pass import name_main, read_stablehlo
-from reshard.jax.stablehlo_pass.shardy import read_dtype, spell_out, value_sharding
+from reshard.jax.stablehlo_pass.shardy import CONSTRAINT, read_dtype, spell_out, value_sharding
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, inline_call, ir, list_operations, run_passes
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.types import dtypes
@@ -39,6 +39,7 @@ stablehlo: Any = _stablehlo
 make_ir_context: Any = _make_ir_context
 # On the last operation of an FFT over several dims that was separated: its type and its lengths.
 _TRANSFORM = "whole_transform"
+_TRANSFORMING = ("stablehlo.fft", "stablehlo.transpose", CONSTRAINT)
 _COMPOSITE = "stablehlo.composite"
 PRODUCTS = ("stablehlo.dot_general", "stablehlo.convolution")
 _TURNING = ("stablehlo.reshape", "stablehlo.reverse", "stablehlo.transpose")
@@ -430,18 +431,24 @@ def _separate_transforms(main: Operation) -> None:
 
 
 def join_transforms(main: Operation) -> None:
-    """Puts the FFTs over several dims back that were separated, as whoever leaves their layouts to XLA runs them."""
+    """Puts the FFTs over several dims back that were separated, where nothing is moved between them: compilers run one
+    without turning each dim to the end and back."""
     for last in [op for op in list_operations(main) if _TRANSFORM in op.attributes]:
         kind, lengths = last.attributes[_TRANSFORM]
+        del last.attributes[_TRANSFORM]
         value, left = last.results[0], 3 * len(lengths) - 2  # Each dim but the last is turned to the end and back.
-        while left:
-            op = value.owner.operation
-            left -= op.name != "sdy.sharding_constraint"
-            value = op.operands[0]
+        joined: list[Operation] = []
+        while left and not isinstance(value.owner, ir.Block) and value.owner.operation.name in _TRANSFORMING:
+            joined.append(value.owner.operation)
+            left -= joined[-1].name != CONSTRAINT
+            value = joined[-1].operands[0]
+        if left:
+            continue
         with last.location, ir.InsertionPoint(last):
             whole = stablehlo.fft(value, kind, lengths)
         last.results[0].replace_all_uses_with(whole)
-        del last.attributes[_TRANSFORM]
+        for op in joined:
+            op.erase()
 
 
 def _value_attributes(main: Operation, key: str, count: int) -> list[dict[str, Attribute]]:

@@ -89,6 +89,22 @@ def test_each_kernel_takes_as_long_as_its_products_or_its_memory(mesh):
     assert math.isclose(figures.seconds, (2 * n**3 + 2 * 2 * 4 * n**2) / 1e6)
 
 
+def test_kernels_read_what_their_results_are_made_of(mesh):
+    given = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2
+    # Sixteen rows of both summands, and of both factors; a loop reads a row a trip, and writes one.
+    sliced = measure(lambda a, b: jnp.sqrt(a + b)[:16], *given)
+    assert math.isclose(sliced.work_seconds, 3 * 16 * 64 * 4 / 1e6)
+    summed = measure(lambda a, b: (a * b)[:16].sum(0), *given)
+    assert math.isclose(summed.work_seconds, (2 * 16 + 1) * 64 * 4 / 1e6)
+
+    def write_rows(a, b):
+        write = jax.lax.dynamic_update_index_in_dim
+        return jax.lax.fori_loop(0, 64, lambda i, a: write(a, jnp.sqrt(b[i]), i, 0), a)
+
+    looped = measure(write_rows, *given, donate_argnums=(0,))
+    assert math.isclose(looped.touched_bytes, 64 * 2 * 64 * 4, rel_tol=0.1)
+
+
 @pytest.mark.slow
 def test_products_on_tpus_count_what_they_multiply():
     """Heads, which both operands keep, become a window over heads, most of which it pads."""
