@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from reshard.errors import LayoutError, MeshError, PlanError, name_arguments, quoted, shortened
-from reshard.jax import crossing, placement, traced
+from reshard.jax import placement, traced
 from reshard.jax.agreement import agree_between
 from reshard.jax.buckets import run_moves
 from reshard.jax.crossing.across import on_host
@@ -30,7 +30,6 @@ from reshard.jax.eager import (
     Pending,
     check_given_source,
     discard_donated,
-    find_device_memory,
     mover_of,
     on_devices,
     prepare_move,
@@ -205,16 +204,6 @@ def _move_leaves(
 
         moved = joint_moves(placement.name_leaves(x), leaves, goals, place, options)
         return _discard_shared(leaves, uses, moved) if options.donate else moved
-    if len(goals) > 1 and not (tracing or options.donate or options.budget is not None):
-        asked = {at: own for at, goal in enumerate(goals) if (own := _ask_joint_move(goal, leaves, sources, options))}
-        together = crossing.find_joint_moves(asked)
-        if together:
-            arrays = [leaves[goals[at].reads[0]] for at in together]
-            there = dict(zip(together, crossing.run_joint_moves(arrays, [asked[at] for at in together]), strict=True))
-            rest = [at for at in range(len(goals)) if at not in there]
-            others = _move_leaves(x, leaves, [goals[at] for at in rest], sources, options) if rest else []
-            there |= zip(rest, others, strict=True)
-            return [there[at] for at in range(len(goals))]
     # An array that is donated in several places is deleted by the last of its moves; or once all are under way, where a
     # result may share its memory.
     left, shares = Counter(uses), set[int]()
@@ -242,22 +231,6 @@ def _move_leaves(
         results += [number] * len(moves)
     moved = run_moves(pending, results if len(pending) > len(goals) else None)
     return _discard_shared(leaves, uses, moved) if options.donate else moved
-
-
-def _ask_joint_move(
-    goal: ArrayGoal, leaves: Sequence[Any], sources: Sequence[Any], options: PlanOptions
-) -> crossing.Asked | None:
-    """What a plain move of a concrete array from devices to devices asks for; None for any other move."""
-    x, target = leaves[goal.reads[0]], goal.target
-    if not isinstance(target, NamedSharding) or not isinstance(target.mesh, Mesh) or sources[goal.reads[0]] is not None:
-        return None
-    if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding) or x.sharding.mesh is target.mesh:
-        return None
-    if placement.is_key_dtype(x.dtype) or x.weak_type or placement.leaves_open(target):
-        return None
-    if any(end.memory_kind != find_device_memory(end) or end.spec.unreduced for end in (x.sharding, target)):
-        return None
-    return ReshardRequest(target, x.sharding, options), x.shape, x.dtype.name
 
 
 def _discard_shared(leaves: Sequence[Any], uses: Counter[int], moved: list[Any]) -> list[Any]:

@@ -21,10 +21,8 @@ wires      `Link`; what rings, lines and tori carry; where a mesh lies on physic
 from reshard.synth.network import Link as Link
 from reshard.synth.network import Network as Network
 from reshard.synth.options import PlanOptions as PlanOptions
-from reshard.synth.planner import FEW_SENDERS as FEW_SENDERS
 from reshard.synth.planner import find_plan as find_plan
 from reshard.synth.planner import find_tree_plan as find_tree_plan
-from reshard.synth.planner import may_gather as may_gather
 from reshard.synth.planner import overlapped as overlapped
 from reshard.synth.planner import plan as plan
 from reshard.synth.planner import plan_tree as plan_tree

@@ -5,7 +5,6 @@ stages   other devices: messages are packed by one program, carried, and written
          transport carries them: `jax.device_put` inside a process, a program over both sets of devices between
          processes
 across   which of these a move takes, compiled once; and pipelines, whose parts are gathered while the next ones cross
-joint    many small arrays from devices of their own, in few programs on all devices
 """
 
 from reshard.jax.crossing.across import HostCall as HostCall
@@ -15,6 +14,3 @@ from reshard.jax.crossing.across import compile_across as compile_across
 from reshard.jax.crossing.across import compile_copies as compile_copies
 from reshard.jax.crossing.across import program_across as program_across
 from reshard.jax.crossing.across import run_host_moves as run_host_moves
-from reshard.jax.crossing.joint import Asked as Asked
-from reshard.jax.crossing.joint import find_joint_moves as find_joint_moves
-from reshard.jax.crossing.joint import run_joint_moves as run_joint_moves

@@ -28,7 +28,6 @@ from jax import lax
 
 from reshard.geometry.blocks import cut_block
 from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlotTransfer, Transfer
-from reshard.lower.groups import Groups
 from reshard.lower.program import Program, wire_dtype
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.run_rows import (
@@ -78,10 +77,8 @@ def run_exchange(
     """
     each = zip(steps, tiles, shapes, strict=True)
     by_rows = [_list_row_forms(step, place, tile.dtype.name, shape, into) for step, tile, shape in each]
-    together = len(steps) == 1 or any(step.gathers for step in steps)
-    together = together or any(not t.blocks for step in steps for turn in step.rounds for t in turn)
     # Rounds of pieces are loops, each of one array: thousands of them unrolled would be as many copies of code.
-    together = together or all(not step.relays and len(step.rounds) <= MOST_JOINT for step in steps)
+    together = len(steps) == 1 or all(not step.relays and len(step.rounds) <= MOST_JOINT for step in steps)
     if together and not any(by_rows):
         return _run_by_rounds(steps, place, shapes, into, in_part, *tiles)
     moved: list[Array] = []
@@ -166,12 +163,9 @@ def _run_by_rounds(
     *tiles: Array,
 ) -> list[Array]:
     """The results, round by round, on a TPU with axes in the order that suits tiles and messages best."""
-    gathered: Sequence[Sequence[Round]] = ()
-    if len(steps) > 1 or steps[0].gathers:
+    if len(steps) > 1:
         # Messages of several arrays are flat, so none has an order; and exchanges of many rounds are not joint.
-        every = list(zip(*(_list_transfers(step)[1] for step in steps), strict=True))
-        split = len(every) - steps[0].gathers
-        groups, gathered = [[rounds] for rounds in every[:split]], every[split:]
+        groups = [[rounds] for rounds in zip(*(_list_transfers(step)[1] for step in steps), strict=True)]
         orders = PLAIN
     else:
         groups = [[(one,) for one in alike] for alike in _group_alike(_list_transfers(steps[0])[1])]
@@ -191,8 +185,6 @@ def _run_by_rounds(
         for number, alike in enumerate(groups):
             filled = place.after(filled) if number else filled
             filled = _run_rounds(steps, alike, place, orders, opened, filled)
-        if gathered:
-            filled = _run_gathering_rounds(steps, gathered, place.after(filled), place)
         if orders.receive is not None:
             filled = [fix_layout(tile).transpose(np.argsort(order)) for tile in filled]
         return [tile.reshape(tuple(shape)) for tile, shape in zip(filled, shapes, strict=True)]
@@ -235,72 +227,6 @@ def _group_alike(rounds: Sequence[Round]) -> list[list[Round]]:
             between += [pieces] if form is not None and len(pieces) >= PIECES else [[one] for one in pieces]
         groups += [alike] if form is not None and len(between) >= LOOPED else between
     return groups
-
-
-def _run_gathering_rounds(
-    steps: Sequence[Exchange], rounds: Sequence[Sequence[Round]], filled: list[Array], place: MeshPlace
-) -> list[Array]:
-    """The rounds in which groups of devices pass on what each of them has, the same in all rounds: one gather, and a
-    loop that writes what one other device had each time. Where no collective has such groups, the loop sends it."""
-    # By form, the transfers of each round; a device that passes on something does so in every round.
-    forms: list[dict[object, list[list[Transfer]]]] = []
-    for column in zip(*rounds, strict=True):
-        forms.append({})
-        for number, one in enumerate(column):
-            for t in one:
-                if t.blocks:
-                    forms[-1].setdefault(t.form, [[] for _ in rounds])[number].append(t)
-    first = [
-        [BlockMessages(step, of[:1], place) for of in each.values()] for step, each in zip(steps, forms, strict=True)
-    ]
-    sizes = [max((kind.elements for kind in kinds), default=0) for kinds in first]
-    packed = [
-        _pack_forms(kinds, tile, None, size) for kinds, tile, size in zip(first, filled, sizes, strict=True) if kinds
-    ]
-    message = jnp.concatenate(packed)
-    groups = _find_gathering_groups(rounds, place.devices)
-    pairs = [list(dict.fromkeys(pair for one in each for pair in _list_pairs(one))) for each in rounds]
-    arrived = lax.all_gather(message, **place.group(groups)) if groups else None
-    places = {each: at for group in groups for at, each in enumerate(group)}
-    row = place.look_up([places[each] for each in place.devices]) if groups else None
-
-    def write(number: Array, filled: list[Array]) -> list[Array]:
-        here = place.anew()
-        if arrived is None or row is None:
-            message_here = here.permute_in_turn(message, pairs, number)
-        else:
-            from_row = lax.rem(row + np.int32(len(groups[0]) - 1) - number, np.int32(len(groups[0])))
-            message_here = lax.dynamic_index_in_dim(arrived, from_row, keepdims=False)
-        written: list[Array] = []
-        done = 0
-        for step, tile, each, size in zip(steps, filled, forms, sizes, strict=True):
-            part, done = message_here[done : done + size], done + size
-            for of in each.values():
-                kind = BlockMessages(step, of, here, number)
-                tile = kind.put(tile, part[: kind.elements])
-            written.append(fix_layout(tile))
-        return written
-
-    return lax.fori_loop(0, len(rounds), write, filled)
-
-
-def _find_gathering_groups(rounds: Sequence[Sequence[Round]], devices: Sequence[int]) -> Groups:
-    """The groups of devices that gather in these rounds, in the order in which they send to each other; none where they
-    and groups of as many others do not make up all devices."""
-    groups: list[tuple[int, ...]] = []
-    found = set[int]()
-    receivers: dict[int, list[int]] = {}
-    for one in rounds:
-        for sender, receiver in dict.fromkeys(pair for transfers in one for pair in _list_pairs(transfers)):
-            receivers.setdefault(sender, []).append(receiver)
-    for sender, others in receivers.items():
-        if sender not in found:
-            groups.append((sender, *others))
-            found.update(groups[-1])
-    left, size = [device for device in devices if device not in found], len(rounds) + 1
-    if len(left) % size or any(len(group) != size for group in groups):
-        return ()
-    return (*groups, *(tuple(left[at : at + size]) for at in range(0, len(left), size)))
 
 
 def _run_rounds(
@@ -346,11 +272,7 @@ def _run_round(
         message = first.take(opened[0], orders.send).transpose(orders.message)
         message = permute(message if orders.message == orders.send else fix_layout(message))
         return [first.put(filled[0], message.transpose(np.argsort(orders.message)), orders.receive)]
-    # Of several arrays, some may send nothing.
-    messages = [
-        _pack_forms(each, tile, orders.send) if each else jnp.zeros(0, tile.dtype)
-        for each, tile in zip(kinds, opened, strict=True)
-    ]
+    messages = [_pack_forms(each, tile, orders.send) for each, tile in zip(kinds, opened, strict=True)]
     written_tiles: list[Array] = []
     for each, tile, message in zip(kinds, filled, _send_together(messages, permute), strict=True):
         for kind in each:
@@ -404,8 +326,6 @@ def group_by_form(transfers: Round) -> list[list[Transfer]]:
     kinds: dict[tuple[Any, ...], list[Transfer]] = {}
     seen: Counter[tuple[int, Any]] = Counter()
     for t in transfers:
-        if not t.blocks:
-            continue
         form = t.form
         kinds.setdefault((form, seen[t.receiver, form]), []).append(t)
         seen[t.receiver, form] += 1
