@@ -15,16 +15,6 @@ Collectives
 Origins
     `Source` is the user's line for an instruction, `Frame` one line of its stack; `module.source_of` finds a line near
     an instruction that has none, and `text_reader.compiled_platform` says which compiler wrote a text.
-
-Rewriting a module
-    `wire` is the codec, and `proto` what can be edited of a serialized module; `splice` puts a compiled fragment in the
-    place of a chain and removes what nobody uses then, and `integrity` checks the result.
-
-`instruction` is a line of a text, and `module` all of them, as `text_reader` finds them; XLA itself prints what is
-serialized.
-`combined` opens a sum of several arrays, so that each is a sum of its own, and shrinks it where some are gone.
-`compiled_cycles` adds up what the TPU compiler expects kernels to take.
-`executed_collectives` has the ways in which compilers spell a collective, and goes through what a module executes.
 """
 
 from reshard.hlo.executed_collectives import KINDS as KINDS

@@ -7,12 +7,6 @@ A table in TOML has such rules, with views where arrays are fused, split or inte
 says what each array of a model fills, `moves` gives what `rs.plan_tree` plans, and `inverse` is the way back. Tables
 for Llama, Qwen3, Mixtral and DeepSeek-V3 come along (docs/reference/names.md).
 
-    table           tables: read, turned round, and resolved on a model's shapes
-    rules           one rule: two names, and the view between their arrays
-    patterns        names with wildcards and alternatives
-    expressions     sizes, as whole numbers written with a model's sizes
-    tables/         the tables that come along
-
 >>> table = read('''
 ... [[rule]]
 ... source = "layers.{l}.{q,k,v}_proj"

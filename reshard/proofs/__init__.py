@@ -13,16 +13,6 @@
     ProofError       a program is wrong
     UndecidedError   a program is neither proved nor refuted
 
-    plan_proof        the proof of one plan, with views or without, and of a tree; the same plan at other sizes
-    symbolic/         a program run on digits instead of data: it is right and bounded
-    least             the lower bound, with its argument: it is minimal
-    launches          the search for a plan with fewer launches
-    rules             the typing rules as laws of numerals of unknown radices
-    parts             parts of one target, compared by marks
-    transfer_proof    lists of transfers, compared with the meaning of both layouts
-    refute            the counterexample of a wrong program, on the numpy runtime
-    proof             what a proof consists of
-
 >>> import reshard as rs
 >>> mesh = rs.Mesh(x=4)
 >>> proof = prove(rs.plan(rs.Layout.parse("f32[{x}4, 16]", mesh), rs.Layout.parse("f32[16, {x}4]", mesh)))

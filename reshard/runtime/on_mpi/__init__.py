@@ -24,15 +24,7 @@ results of step 1 in caches, and an array that is made like an earlier one has t
 move inside a node that is repeated, or made by a handle, has steps 2 to 4 in one synchronization, and no step 5: see
 `repeated`. A handle whose ranks each talk to few others has none: these wait for each other alone, see `fetch`.
 
-The transports of step 4, `transports` has the details:
-
-    node-aggregated  many short messages between nodes: joined in the node's memory, few long ones in their place
-    pull        tiles in shared windows: each rank copies what it needs out of its peers' tiles (or pushes)
-    read        private tiles with long runs: the same, through the kernel
-    stage       private tiles: copied or packed into a window, then pulled
-    messages    private tiles of a node without room for windows: as between nodes
-    plan        the plan's steps, message by message: reductions and tight budgets
-    overwrite   the plan's one exchange inside a donated tile: the tightest budgets
+The transports of step 4 are in a table of `transports`.
 
 Modules, lowest first; each imports only from those above it:
 
