@@ -248,6 +248,20 @@ def fuse_axes(block: Block) -> Block:
     return Block(block.src, block.dst, tuple(fused))
 
 
+def split_run(axes: Sequence[Axis], run: int = 1, below: float = math.inf) -> tuple[tuple[Axis, ...], int]:
+    """The axes of a block without the last ones that are one run at both ends, and how long that is: an element is
+    `run` long, and the run shorter than `below`.
+
+    >>> split_run((Axis(3, 40, 20), Axis(2, 4, 4), Axis(4, 1, 1)))
+    ((Axis(extent=3, src=40, dst=20),), 8)
+    """
+    left = len(axes)
+    while left and axes[left - 1][1] == axes[left - 1][2] == run and axes[left - 1][0] * run < below:
+        left -= 1
+        run *= axes[left][0]
+    return tuple(axes[:left]), run
+
+
 def merge_blocks(blocks: Iterable[Block], rising: bool = True) -> list[Block]:
     """The same elements in the same order, evenly spaced equal blocks made one of one more axis.
 

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from reshard.geometry.blocks import split_run
 from reshard.geometry.holders import Tile, tile_of
 from reshard.geometry.messages import exchange_messages
 from reshard.jax import placement
@@ -146,11 +147,9 @@ def plan_host_exchange(
             if block.is_run and block.elements == elements:
                 runs[receiver] = sender, block.src
             # What is together on both sides is one element: numpy copies short rows one by one, with a call for each.
-            axes, run = block.axes, size
-            while axes and size * axes[-1].src == size * axes[-1].dst == run and run * axes[-1].extent < SHORT:
-                run *= axes[-1].extent
-                axes = axes[:-1]
-            if view is None and (run == size or size * block.elements < SHORT):
+            axes, together = split_run(block.axes, below=SHORT / size)
+            run = size * together
+            if view is None and (together == 1 or size * block.elements < SHORT):
                 for box in digit_boxes(block, operand.tile_shape, result.tile_shape):
                     taken, put = ((*(slice(at, at + extent) for at, extent in side), ...) for side in box)
                     copies.append(Copy(sender, taken, receiver, put))

@@ -27,7 +27,7 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import AgreementError, RankError, TileError
-from reshard.geometry.blocks import Block, list_strides, split_box
+from reshard.geometry.blocks import Axis, Block, fuse_axes, list_strides, split_box, split_run
 from reshard.lower.to_mpi.tile_blocks import End
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.numpy_tiles import numpy_dtype
@@ -160,16 +160,19 @@ class Cuda:
         """Starts copying elements between two strided memories, in as few contiguous or 2D copies as possible."""
         if not math.prod(extents):
             return
-        width, axes = merge_strides(to.strides, by.strides, extents, itemsize)
-        rows = axes.pop() if axes and all(width <= pitch <= _LONGEST_PITCH for pitch in axes[-1][1:]) else None
-        for index in itertools.product(*(range(extent) for extent, _, _ in axes)):
-            into = to.address + sum(at * step for at, (_, step, _) in zip(index, axes, strict=True))
-            out_of = by.address + sum(at * step for at, (_, _, step) in zip(index, axes, strict=True))
+        # Rows of 8 floats in a wider source stay rows; a tile without gaps is one run.
+        loops = fuse_axes(Block(by.address, to.address, tuple(map(Axis, extents, by.strides, to.strides))))
+        axes, width = split_run(loops.axes, itemsize)
+        rows = axes[-1] if axes and all(width <= pitch <= _LONGEST_PITCH for pitch in axes[-1][1:]) else None
+        axes = axes if rows is None else axes[:-1]
+        for index in itertools.product(*(range(axis.extent) for axis in axes)):
+            into = to.address + sum(at * axis.dst for at, axis in zip(index, axes, strict=True))
+            out_of = by.address + sum(at * axis.src for at, axis in zip(index, axes, strict=True))
             if rows is None:
                 size = ctypes.c_size_t(width)
                 self._call("cuMemcpyAsync", ctypes.c_void_p(into), ctypes.c_void_p(out_of), size, self._lanes[lane])
                 continue
-            height, to_pitch, by_pitch = rows
+            height, by_pitch, to_pitch = rows
             copy = _Copy2D(src_type=_UNIFIED, dst_type=_UNIFIED, width=width, height=height)
             copy.src_device, copy.src_pitch, copy.dst_device, copy.dst_pitch = out_of, by_pitch, into, to_pitch
             self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), self._lanes[lane])
@@ -178,30 +181,6 @@ class Cuda:
         status = getattr(self._library, name)(*arguments)
         if status:
             raise RankError(f"CUDA's {name} failed with error {status}, see CUresult in its documentation")
-
-
-_Axis = tuple[int, int, int]
-"""An axis's extent, and its strides in bytes in the written and in the read memory."""
-
-
-def merge_strides(to: Sequence[int], by: Sequence[int], extents: Sequence[int], run: int) -> tuple[int, list[_Axis]]:
-    """The bytes that are contiguous in both memories, and the remaining axes, outermost first.
-
-    A tile of 5 x 3 x 8 floats without gaps is one run; rows of 8 floats in a wider source stay rows:
-
-    >>> merge_strides((96, 32, 4), (96, 32, 4), (5, 3, 8), 4), merge_strides((32, 4), (64, 4), (3, 8), 4)
-    ((480, []), (32, [(3, 32, 64)]))
-    """
-    axes: list[_Axis] = []
-    for axis in reversed([axis for axis in zip(extents, to, by, strict=True) if axis[0] != 1]):
-        extent, step, other = axis
-        if not axes and step == other == run:
-            run *= extent
-        elif axes and (step, other) == (axes[-1][0] * axes[-1][1], axes[-1][0] * axes[-1][2]):
-            axes[-1] = (extent * axes[-1][0], *axes[-1][1:])
-        else:
-            axes.append(axis)
-    return run, axes[::-1]
 
 
 @cache

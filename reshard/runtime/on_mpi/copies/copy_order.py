@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reshard.geometry.blocks import Block, block_part, merge_blocks, scale_blocks, split_box
+from reshard.geometry.blocks import Block, block_part, merge_blocks, scale_blocks, split_box, split_run
 from reshard.runtime.on_mpi.copies import stream_copy
 from reshard.runtime.on_mpi.copies.stream_copy import CopyTable
 from reshard.runtime.on_mpi.copies.strided_copy import (
@@ -229,8 +229,5 @@ def widen_block(block: Block, itemsize: int) -> tuple[Block, int]:
     >>> widen_block(Block(0, 0, (Axis(3, 64, 128), Axis(8, 8, 8))), 8)
     (Block(src=0, dst=0, axes=(Axis(extent=3, src=64, dst=128),)), 64)
     """
-    axes = block.axes
-    while axes and axes[-1].src == axes[-1].dst == itemsize and axes[-1].extent * itemsize < LONG_RUN:
-        itemsize *= axes[-1].extent
-        axes = axes[:-1]
+    axes, itemsize = split_run(block.axes, itemsize, LONG_RUN)
     return block._replace(axes=axes), itemsize

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.geometry.blocks import Axis, Block, fuse_axes
+from reshard.geometry.blocks import Axis, Block, fuse_axes, split_run
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view
 
 try:
@@ -178,11 +178,8 @@ def copy_views(views: Sequence[tuple[Array, Array]]) -> None:
 def _find_box(target: Array, source: Array, from_source: int, from_target: int) -> _Box:
     """A copy as runs that are contiguous on both sides, with its places from these addresses on."""
     axes = [Axis(*axis) for axis in zip(target.shape, source.strides, target.strides, strict=True) if axis[0] != 1]
-    axes.sort(key=lambda axis: -abs(axis.dst))
-    run = target.itemsize
-    while axes and axes[-1].src == axes[-1].dst == run:
-        run *= axes.pop().extent
-    return _Box(source.ctypes.data - from_source, target.ctypes.data - from_target, run, axes)
+    outer, run = split_run(sorted(axes, key=lambda axis: -abs(axis.dst)), target.itemsize)
+    return _Box(source.ctypes.data - from_source, target.ctypes.data - from_target, run, outer)
 
 
 def _count_runs(box: _Box, side: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from reshard.geometry.blocks import Axis, Block, list_strides
+from reshard.geometry.blocks import Axis, Block, list_strides, split_run
 from reshard.lower.to_mpi.tile_blocks import End
 
 Array = NDArray[Any]
@@ -277,19 +277,6 @@ def are_short_runs(blocks: Sequence[Block], itemsize: int, least: int = MANY_BLO
         outer, _ = split_run(axes)
         runs += times * math.prod([axis.extent for axis in outer])
     return runs <= _FEW_RUNS * len(blocks)
-
-
-def split_run(axes: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], int]:
-    """The axes of a block without those that are one run at both ends, and the elements of this run.
-
-    >>> split_run((Axis(3, 40, 20), Axis(2, 4, 4), Axis(4, 1, 1)))
-    ((Axis(extent=3, src=40, dst=20),), 8)
-    """
-    run = 1
-    while axes and axes[-1].src == axes[-1].dst == run:
-        run *= axes[-1].extent
-        axes = axes[:-1]
-    return axes, run
 
 
 class RunTable:
