@@ -144,6 +144,19 @@ class Enumeration:
         }
 
     def _assess(self, splits, placed, anew):
+        seconds, lives, runs = self._follow(splits, placed, anew)
+        peak = 0
+        for position in range(1 + max((last for _, last, _ in lives), default=0)):
+            more = max((more for at, more in runs if at == position), default=0)
+            peak = max(peak, count_live(lives, position) + more)
+        return seconds, peak
+
+    def price_bytes(self, splits, anew, prices):
+        """The seconds of an assignment, and the bytes that live at some positions at their prices."""
+        seconds, lives, _ = self._follow(splits, self._place(splits), anew)
+        return seconds + sum(price * count_live(lives, position) for position, price in prices.items())
+
+    def _follow(self, splits, placed, anew):
         seconds = 0.0
         for node, split in zip(self.problem.nodes, splits, strict=True):
             of_factor = [names if size else () for size, names in zip(node.sizes, split, strict=True)]
@@ -200,15 +213,15 @@ class Enumeration:
                 born, dies = self.problem.tensors[target.tensor].born, self.problem.tensors[source.tensor].dies
                 if len(sizes) == 1 and source.held is None and source.at == dies == born:
                     lives.append((born, born, -sizes.pop()))
-        peak = 0
-        for position in range(1 + max((last for _, last, _ in lives), default=0)):
-            held = sum(size for first, last, size in lives if first <= position <= last)
-            peak = max(peak, held + max((more for at, more in runs if at == position), default=0))
-        return seconds, peak
+        return seconds, lives, runs
 
     def best(self, budget=INFINITE):
         """The fewest seconds of any assignment within a budget."""
         return min((seconds for seconds, peak, *_ in self.found if peak <= budget), default=INFINITE)
+
+
+def count_live(lives, position):
+    return sum(size for first, last, size in lives if first <= position <= last)
 
 
 def tile_bytes(placed):

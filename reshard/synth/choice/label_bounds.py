@@ -14,13 +14,22 @@ Readers of one tensor in one layout share its copy: the price is divided among t
 share of the bound is offered to the others.
 
 Bytes have a price, too, where a budget binds: what a device holds at a position, times its price, is added, and the
-budget times that taken off the bound. What is counted is what lives for certain, whichever copies are kept.
+budget times that taken off the bound. What is counted is paid for certain, whichever copies are kept. For example, `w`
+is read twice, a copy costs 5, and its bytes at the position between, 3:
+
+    one copy, kept           5 + 3        of 2, readers before and after the position pay once together: 5 - 3
+    two copies, made anew    5 + 5        of 3, once on either side
+    counted                  2 + 3 + 3
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,12 +55,51 @@ class _Edge:
 
 @dataclass
 class _Shared:
-    """Edges of one flow whose readers may share copies: their columns among all layouts, and each one's share."""
+    """What is paid once if any reader asks for it: the edges of the readers, for each column of an edge that asks the
+    column of the pool, and the part of the price that lies with the edge now."""
 
     edges: list[int]
+    asking: list[np.ndarray]
     columns: list[np.ndarray]
     shares: list[np.ndarray]
     readers: np.ndarray
+
+
+class _FlowEdge(NamedTuple):
+    """The readers of one group in the same layouts: their edge, -1 if they are the writer's own group, the columns of
+    their layouts among all that are read, and which of these each split has."""
+
+    edge: int
+    columns: np.ndarray
+    target_of: np.ndarray
+
+
+@dataclass
+class _FlowCosts:
+    """What a flow costs now: seconds for each pair of layouts, and where they and the prices of bytes lie."""
+
+    sources: np.ndarray
+    source_of: np.ndarray
+    every: np.ndarray
+    readers: list[_FlowEdge]
+    reader_of: list[int]
+    seconds: np.ndarray
+    own: np.ndarray
+    shared: list[_Shared]
+
+
+class _Life(NamedTuple):
+    """Where in the life of a tensor bytes have a price, position after position, and its reads among them.
+
+    `certain` says where it lives whoever reads it, `fades` where only for its reads; of each read, the positions before
+    it and until its end are counted, once for as long as a kept copy is needed and once for a copy of its own.
+    """
+
+    prices: tuple[float, ...]
+    certain: tuple[bool, ...]
+    fades: tuple[bool, ...]
+    spans: tuple[tuple[int, int], ...]
+    near: tuple[tuple[int, int], ...]
 
 
 class LabelBounds:
@@ -62,47 +110,42 @@ class LabelBounds:
         self.own = [group.seconds * scale for group in tables.groups]
         self.excess = [np.zeros(len(group.splits)) for group in tables.groups]
         self._edges: list[_Edge] = []
-        self._shared: list[_Shared] = []
-        self._scale = scale
-        self._edge_of = [self._add_flow(flow) for flow in tables.flows]
         self.byte_prices: dict[int, float] = {}
+        self._scale = scale
+        self._costs = [self._add_flow(flow) for flow in tables.flows]
+        for flow, costs in zip(tables.flows, self._costs, strict=True):
+            self._charge_flow(flow, costs)
         self._touching: list[list[tuple[int, int]]] = [[] for _ in tables.groups]
         for number, edge in enumerate(self._edges):
             for end in (0, 1):
                 self._touching[edge.ends[end]].append((number, end))
 
-    def _add_flow(self, flow: TensorFlow) -> list[int]:
-        """Adds the edges of a flow; returns the edge of each reader, -1 for one of the writer's own group."""
+    def _add_flow(self, flow: TensorFlow) -> _FlowCosts:
+        """Adds the edges of a flow, without costs."""
         # Readers of one group in the same layouts pay once together.
-        distinct = list({(reader.group, reader.layouts.tobytes()): reader for reader in flow.readers}.values())
+        keys = [(reader.group, reader.layouts.tobytes()) for reader in flow.readers]
+        distinct = dict(zip(keys, flow.readers, strict=True))
+        places = {key: number for number, key in enumerate(distinct)}
         sources, source_of = np.unique(flow.layouts, return_inverse=True)
-        every = np.unique(np.concatenate([reader.layouts for reader in distinct])) if distinct else np.zeros(0, int)
-        times = self._scale * flow.times * len(flow.tensors)
+        every = np.unique(np.concatenate([reader.layouts for reader in flow.readers] or [np.zeros(0, int)]))
         # Pairs that no reader has in common with its writer, as most of a node with itself, are never asked for.
         prices = np.array([self.tables.seconds.get((a, b), 0.0) for a in sources.tolist() for b in every.tolist()])
-        whole = np.where(np.isinf(prices), FORBIDDEN, np.minimum(prices, 1e300) * times)
-        whole = whole.reshape(len(sources), len(every))
-        readers = sum((np.isin(every, reader.layouts).astype(int) for reader in distinct), np.zeros(len(every), int))
-        edge_of: dict[tuple[int, bytes], int] = {}
-        shared = _Shared([], [], [], np.maximum(readers, 1))
-        for reader in distinct:
+        seconds = np.where(np.isinf(prices), FORBIDDEN, np.minimum(prices, 1e300) * self._scale * flow.times)
+        readers: list[_FlowEdge] = []
+        for reader in distinct.values():
             targets, target_of = np.unique(reader.layouts, return_inverse=True)
-            # Readers meet in the columns of all layouts in which any of them reads.
-            columns = np.searchsorted(every, targets)
-            share = whole[:, columns] / shared.readers[columns]
-            if reader.group == flow.group:
-                # An edge of a group with itself is a cost of its splits.
-                self.own[flow.group] = self.own[flow.group] + share[source_of, target_of]
-                continue
-            starts = (_sort_classes(source_of), _sort_classes(target_of))
-            shared.edges.append(len(self._edges))
-            shared.columns.append(columns)
-            shared.shares.append(share)
-            self._edges.append(_Edge((flow.group, reader.group), (source_of, target_of), starts, share.copy()))
-            edge_of[reader.group, reader.layouts.tobytes()] = shared.edges[-1]
-        if len(shared.edges) > 1:
-            self._shared.append(shared)
-        return [edge_of.get((reader.group, reader.layouts.tobytes()), -1) for reader in flow.readers]
+            # Readers meet in the columns of all layouts in which any of them reads. An edge of a group with itself is a
+            # cost of its splits.
+            columns, edge = np.searchsorted(every, targets), -1
+            if reader.group != flow.group:
+                edge = len(self._edges)
+                starts = (_sort_classes(source_of), _sort_classes(target_of))
+                nothing = np.zeros((len(sources), len(targets)))
+                self._edges.append(_Edge((flow.group, reader.group), (source_of, target_of), starts, nothing))
+            readers.append(_FlowEdge(edge, columns, target_of))
+        seconds = seconds.reshape(len(sources), len(every))
+        own = np.zeros(len(flow.layouts))
+        return _FlowCosts(sources, source_of, every, readers, [places[key] for key in keys], seconds, own, [])
 
     def bound(self) -> float:
         """A lower bound on the cost of every choice."""
@@ -152,61 +195,190 @@ class LabelBounds:
         return chosen
 
     def share_prices(self) -> None:
-        """Offers what a reader's share of a price does not add to the bound to all readers of that copy."""
-        for shared in self._shared:
+        """Offers what a reader's share of a price does not add to the bound to all readers who may ask for the same."""
+        for shared in (each for costs in self._costs for each in costs.shared if len(each.edges) > 1):
             pool = np.zeros((len(shared.shares[0]), len(shared.readers)))
-            for number, columns, share in zip(shared.edges, shared.columns, shared.shares, strict=True):
+            each = list(zip(shared.edges, shared.asking, shared.columns, shared.shares, strict=True))
+            for number, asking, columns, share in each:
                 costs = self._edges[number].costs
                 # The least of a pair is part of the bound, and stays.
-                spare = np.minimum(share, costs - costs.min())
-                costs -= spare
+                spare = np.minimum(share, costs[:, asking] - costs.min())
+                if len(shared.readers) == 1:
+                    spare = np.broadcast_to(spare.min(axis=1, keepdims=True), spare.shape)
+                    pool[:, 0] += spare[:, 0]
+                else:
+                    pool[:, columns] += spare
+                costs[:, asking] -= spare
                 share -= spare
-                pool[:, columns] += spare
             pool /= shared.readers
-            for number, columns, share in zip(shared.edges, shared.columns, shared.shares, strict=True):
-                self._edges[number].costs += pool[:, columns]
+            for number, asking, columns, share in each:
+                self._edges[number].costs[:, asking] += pool[:, columns]
                 share += pool[:, columns]
 
     def price_bytes(self, prices: Mapping[int, float]) -> None:
         """Sets what a byte costs at each position; others are free. Costs that were handed on stay where they are."""
         # Differences alone: all passes so far stay valid, as costs moved between groups and pairs, not away.
-        for position in {*prices, *self.byte_prices}:
-            change = prices.get(position, 0.0) - self.byte_prices.get(position, 0.0)
-            if change:
-                self._weigh_position(position, change)
-        self.byte_prices = dict(prices)
+        before, self.byte_prices = self.byte_prices, {position: price for position, price in prices.items() if price}
+        changed = {p for p in {*before, *prices} if before.get(p, 0.0) != prices.get(p, 0.0)}
+        for flow, costs in zip(self.tables.flows, self._costs, strict=True):
+            if any(self._lives_at(tensor, position) for tensor in flow.tensors for position in changed):
+                self._charge_flow(flow, costs)
+        for position in changed:
+            self._credit_reuses(position, prices.get(position, 0.0) - before.get(position, 0.0))
 
-    def _weigh_position(self, position: int, price: float) -> None:
-        tile_bytes = self.tables.tile_bytes
-        for flow, edges in zip(self.tables.flows, self._edge_of, strict=True):
-            for tensor in flow.tensors:
-                use, about = self.tables.uses[tensor], self.problem.tensors[tensor]
-                if use is None or not about.born <= position <= max(about.dies, use.last):
-                    continue
-                own = about.born <= about.dies
-                if own and (position == about.born or (flow.kept_by_program and position <= about.dies)):
-                    self.own[flow.group] += price * tile_bytes[flow.layouts]
-                    own = False
-                # One reader alone is counted: of several, which might share a copy, one that reads here, or the last.
-                here = [n for n, (*_, access) in enumerate(use.reads) if access.at == position]
-                last = [n for n, (*_, access) in enumerate(use.reads) if access.last >= position]
-                if not (here or (own and last)):
-                    continue
-                number = here[0] if here else last[-1]
-                source, target = flow.layouts, flow.readers[number].layouts
-                if edges[number] >= 0:
-                    # As the edge has them; a group's own pairs are split by split.
-                    source, target = np.unique(source)[:, None], np.unique(target)[None, :]
-                before, after = tile_bytes[source].astype(float), tile_bytes[target].astype(float)
-                # A tensor that is read here lies in the reader's layout; before, in that or its own.
-                held = after if here else np.minimum(before, after)
-                if not own:
-                    # It is counted already, and only a copy comes on top.
-                    held = np.where(source == target, 0.0, held)
-                if edges[number] < 0:
-                    self.own[flow.group] += price * held
-                else:
-                    self._edges[edges[number]].costs += price * held
+    def _lives_at(self, tensor: int, position: int) -> bool:
+        use, about = self.tables.uses[tensor], self.problem.tensors[tensor]
+        return use is not None and about.born <= position <= max(about.dies, use.last)
+
+    def _charge_flow(self, flow: TensorFlow, costs: _FlowCosts) -> None:
+        """Takes back what a flow costs, and charges what it costs at the present prices."""
+        self.own[flow.group] = self.own[flow.group] - costs.own
+        for shared in costs.shared:
+            for number, asking, share in zip(shared.edges, shared.asking, shared.shares, strict=True):
+                self._edges[number].costs[:, asking] -= share
+        written = np.zeros(len(costs.sources))
+        asked: dict[frozenset[int], np.ndarray] = {}
+        needed: dict[frozenset[int], float] = {}
+        for life, many in Counter(self._describe_life(tensor) for tensor in flow.tensors).items():
+            self._charge_life(flow, costs, life, many, written, asked, needed)
+        costs.own, costs.shared = written[costs.source_of], []
+        for readers, amounts in asked.items():
+            self._share_out(costs, [(reader, None) for reader in sorted(readers)], amounts)
+        for readers, price in needed.items():
+            self._charge_need(costs, readers, price)
+        self.own[flow.group] = self.own[flow.group] + costs.own
+
+    def _describe_life(self, tensor: int) -> _Life:
+        use, about = self.tables.uses[tensor], self.problem.tensors[tensor]
+        assert use is not None  # it is of a flow
+        at = [position for position in sorted(self.byte_prices) if self._lives_at(tensor, position)]
+        lives = about.born <= about.dies
+        certain = tuple(lives and (p == about.born or (use.kept_by_program and p <= about.dies)) for p in at)
+        fades = tuple(lives and p > about.born and not use.kept_by_program for p in at)
+
+        def span(first: int, last: int) -> tuple[int, int]:
+            return bisect_left(at, first), bisect_right(at, last)
+
+        accesses = [access for *_, access in use.reads]
+        spans = tuple(span(access.first, access.last) for access in accesses)
+        near = tuple(span(access.at - 1, access.at) for access in accesses)
+        return _Life(tuple(self.byte_prices[p] for p in at), certain, fades, spans, near)
+
+    def _charge_life(
+        self,
+        flow: TensorFlow,
+        costs: _FlowCosts,
+        life: _Life,
+        many: int,
+        written: np.ndarray,
+        asked: dict[frozenset[int], np.ndarray],
+        needed: dict[frozenset[int], float],
+    ) -> None:
+        """Adds what so many tensors cost for certain: by the layout written, by sets of readers of which one that reads
+        in a layout pays, and by sets of which one that needs the tensor pays a byte's price."""
+
+        def ask(readers: Iterable[int], amounts: np.ndarray) -> None:
+            key = frozenset(costs.reader_of[read] for read in readers)
+            if key and amounts.any():
+                asked[key] = asked.get(key, 0.0) + many * amounts
+
+        before = self.tables.tile_bytes[costs.sources].astype(float)[:, None]
+        after = np.where(costs.sources[:, None] == costs.every, 0.0, self.tables.tile_bytes[costs.every].astype(float))
+        early = (after < before) & (not flow.kept_by_program)
+        reads = range(len(life.spans))
+        # Where a tensor lives for its reads alone, each of them holds the smaller of it and its copy (`needed`): what
+        # counts is what a copy holds beyond. One that is smaller may be left out for the tensor that others need.
+        beyond = np.maximum(after - before, 0.0) if any(life.fades) else np.where(early, 0.0, after)
+        # To make a copy again costs no less than it does once.
+        once = costs.seconds * min([1.0, *(reader.times / max(1, flow.times) for reader in flow.readers)])
+        ranked = sorted(range(len(life.prices)), key=lambda at: -life.prices[at])
+        kept = [np.minimum(once, price * beyond) for price in life.prices]
+        spans = list(life.spans)
+        # Who keeps a copy throughout a loop holds it at other positions than its own, too, or pays in every trip.
+        spare: dict[int, np.ndarray] = {}
+        for read, reader in enumerate(flow.readers):
+            first, last = spans[read]
+            trips = reader.times / max(1, flow.times)
+            if not reader.held or trips < last - first + 1:
+                spans[read] = life.near[read]
+                continue
+            beside = [at for at in range(first, last) if not life.near[read][0] <= at < life.near[read][1]]
+            if beside:
+                dearer = once * (trips - 1) - sum(kept[at] for at in beside)
+                spare[read] = np.maximum(dearer, 0.0) / len(beside)
+        # Between a read before a position and one after it a copy is kept there, or made twice. So of the part of its
+        # price that bytes are worth at some positions, the dearest, readers pay once between any two of these.
+        for level in range(len(ranked) + 1):
+            upper = costs.seconds if level == 0 else kept[ranked[level - 1]]
+            amounts = upper - kept[ranked[level]] if level < len(ranked) else upper
+            cuts = [-1, *sorted(ranked[:level]), len(ranked)]
+            for low, high in itertools.pairwise(cuts):
+                ask([read for read in reads if spans[read][0] <= high and spans[read][1] > low], amounts)
+        for at, price in enumerate(life.prices):
+            if life.certain[at]:
+                written += many * price * before[:, 0]
+            here = [read for read in reads if life.near[read][0] <= at < life.near[read][1]]
+            over = [read for read in spare if spans[read][0] <= at < spans[read][1] and read not in here]
+            whole = life.certain[at] or not life.fades[at]
+            copy = np.maximum(price * (after if whole else beyond) - kept[at], 0.0)
+            shared = np.min([copy, *(spare[read] for read in over)], axis=0) if over else 0.0 * copy
+            ask([*here, *over], shared)
+            ask(here, copy - shared)
+            if whole and len(reads) == 1 and not here and life.spans[0][1] > at and not flow.readers[0].held:
+                # The only copy is made at birth, if it is smaller.
+                ask([0], np.where(early, price * after, 0.0))
+            if life.fades[at]:
+                key = frozenset(costs.reader_of[read] for read in reads if life.spans[read][1] > at)
+                needed[key] = needed.get(key, 0.0) + many * price
+
+    def _charge_need(self, costs: _FlowCosts, readers: frozenset[int], price: float) -> None:
+        """Charges that a tensor, or a smaller copy that is read, lives: the most that any of some readers asks for."""
+        before, after = (self.tables.tile_bytes[each].astype(float) for each in (costs.sources, costs.every))
+        others = [number for number in sorted(readers) if costs.readers[number].edge >= 0]
+        if not others:
+            for number in sorted(readers)[:1]:  # of the writer's own group
+                read = after[costs.readers[number].columns][costs.readers[number].target_of]
+                costs.own = costs.own + price * np.minimum(before[costs.source_of], read)
+            return
+        # What each of them asks for in any layout is certain; beyond that, step by step of what tiles may take.
+        least = np.minimum(before, max(after[costs.readers[number].columns].min() for number in others))
+        costs.own = costs.own + price * least[costs.source_of]
+        lower = 0.0
+        for step in np.unique([*before, *after]).tolist():
+            amounts = np.where(before >= step, price * np.maximum(0.0, step - np.maximum(lower, least)), 0.0)
+            lower = step
+            if not amounts.any():
+                continue
+            asking = [(number, np.flatnonzero(after[costs.readers[number].columns] >= step)) for number in others]
+            self._share_out(costs, [(n, columns) for n, columns in asking if len(columns)], amounts[:, None])
+
+    def _share_out(
+        self, costs: _FlowCosts, readers: Sequence[tuple[int, np.ndarray | None]], amounts: np.ndarray
+    ) -> None:
+        """Divides amounts among the readers who may ask for them: by the layout that each reads, or if columns of it
+        are given, as soon as it reads any of these."""
+        columns = [costs.readers[number].columns if asking is None else np.zeros(1, int) for number, asking in readers]
+        shared = _Shared([], [], [], [], np.zeros(amounts.shape[1]))
+        for each in columns:
+            shared.readers[each] += 1
+        shared.readers = np.maximum(shared.readers, 1)
+        for (number, asking), each in zip(readers, columns, strict=True):
+            share = amounts[:, each] / shared.readers[each]
+            reader = costs.readers[number]
+            if reader.edge < 0:
+                costs.own = costs.own + share[costs.source_of, reader.target_of]
+                continue
+            asking = np.arange(len(reader.columns)) if asking is None else asking
+            share = np.repeat(share, len(asking), axis=1) if len(each) == 1 else share
+            shared.edges.append(reader.edge)
+            shared.asking.append(asking)
+            shared.columns.append(np.broadcast_to(each, asking.shape))
+            shared.shares.append(share)
+            self._edges[reader.edge].costs[:, asking] += share
+        costs.shared.append(shared)
+
+    def _credit_reuses(self, position: int, price: float) -> None:
+        """Takes off what nodes that write over what they read hold only once at a position."""
         for group, own in zip(self.tables.groups, self.own, strict=True):
             for node in (self.problem.nodes[number] for number in group.nodes):
                 if any(self.problem.tensors[node.writes[write].tensor].born == position for _, write in node.reuses):

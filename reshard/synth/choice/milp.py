@@ -176,9 +176,10 @@ class SplitSearch:
             floors = [np.maximum(floor, priced + more) for floor, more in zip(floors, bounds.excess, strict=True)]
             self._find_any(bounds, budget)
         lower = least = max((float(floor.min()) for floor in floors), default=least)
-        for width in WIDTHS:
+        # Within a budget, first those alone that relaxations took: they nearly always have a choice near the best.
+        for width in WIDTHS if budget is None or self._is_small() else (0.0, *WIDTHS):
             # Typical choices cost about a thousand; where the bound is nothing, so is every part of it.
-            reach = least + width * max(least, 1.0)
+            reach = least + width * max(least, 1.0) if width else -np.inf
             best = self.fastest_within(budget)
             # Within a budget a program takes most of the time, for less than the gap.
             near = self.gap / 50 if budget is None else self.gap
@@ -190,13 +191,21 @@ class SplitSearch:
             elif budget is not None and self._is_small():
                 # A small program of all splits is solved as soon as one of some, which would be followed by another.
                 reach = np.inf
+            elif best is not None and width and budget is not None:
+                reach = best.seconds * self.scale / (1 + self.gap)
             # On three axes thousands of splits cost nearly the same: programs of all of them are not solved in time.
-            reach = max(least, min([reach, *np.sort(np.concatenate(floors))[MOST_SPLITS:][:1]])) if floors else reach
-            kept = [np.flatnonzero((f <= reach + 1e-9) | u) for f, u in zip(floors, self.used, strict=True)]
+            reach = min([reach, *np.sort(np.concatenate(floors))[MOST_SPLITS:][:1]]) if floors else reach
+            reach = max(least, reach) if width else reach
+            kept = [
+                np.flatnonzero((floor <= max(reach, floor.min()) + 1e-9) | used)
+                for floor, used in zip(floors, self.used, strict=True)
+            ]
             everything = all(len(k) == len(f) for k, f in zip(kept, floors, strict=True))
             # Where nothing was left out the program's own bound holds.
-            reach = np.inf if everything else reach
-            found = self._solve(kept, budget, unit, reach)
+            reach = np.inf if everything or not width else reach
+            found = self._solve(kept, budget, unit, reach, self.gap if width else self.gap / 5)
+            if not width:
+                continue
             bound = min(found.bound, reach)
             lower = max(lower, bound)
             best = self.fastest_within(budget)
@@ -418,7 +427,7 @@ class SplitSearch:
                 if (group_of[node], index) in keys
             }
 
-    def _solve(self, kept: Sequence[np.ndarray], budget: int | None, unit: int, reach: float) -> Solution:
+    def _solve(self, kept: Sequence[np.ndarray], budget: int | None, unit: int, reach: float, gap: float) -> Solution:
         """Looks for the best choice among some splits, with rows for memory added until it keeps to the budget; once
         some choice is known, for a proof at most that none costs less than `reach`."""
         tables = restrict_splits(self.tables, kept)
@@ -426,26 +435,27 @@ class SplitSearch:
             rows = {} if budget is None else self.rows
             model = LayoutModel(self.problem, tables, rows, budget or 0, self.scale, unit)
             # Where memory binds, the last half of a percent takes most of the time.
-            program, gap, most = model.program, self.gap / (5 if budget is None else 2), np.inf
+            program, near, most = model.program, gap / (5 if budget is None else 2), np.inf
             relaxed = program.relax(self._slice()) if rows else Solution(None, -np.inf, False)
             chosen, best = None, self.fastest_within(budget)
             # No program says more than what the splits left out add: better choices are looked for among all, if few.
-            if relaxed.impossible or (self._is_small() and best is not None and relaxed.bound >= reach):
+            enough = np.inf if best is None else reach if self._is_small() else best.seconds * self.scale / (1 + gap)
+            if relaxed.impossible or relaxed.bound >= enough:
                 return relaxed
-            if relaxed.values is not None and not self._is_small():
+            if relaxed.values is not None and not self._is_small() and (best is None or reach == np.inf):
                 # Whether copies are kept is what relaxations leave open: first only those that this one makes anew may
                 # be. A whole choice near it is found soon; of few splits, the program below takes less time to find it.
-                found = program.solve(gap, self._slice(), model.list_kept(relaxed.values))
+                found = program.solve(near, self._slice(), model.list_kept(relaxed.values))
                 chosen = None if found.values is None else self.offer(*model.read_splits(found.values))
             if chosen is None or chosen.peak_bytes <= (budget or np.inf):
                 best = self.fastest_within(budget)
-                if self.gap and best is not None and relaxed.values is not None:
+                if gap and best is not None and relaxed.values is not None:
                     # Solvers are not told of a choice that is known: with a row for it they look for better ones alone.
-                    most = best.seconds * self.scale / (1 + self.gap)
+                    most = best.seconds * self.scale / (1 + gap)
                     if relaxed.bound >= min(most, reach):
                         return relaxed
                     program.cut_off(most, relaxed)
-                found = program.solve(gap, self._slice())
+                found = program.solve(near, self._slice())
                 if found.values is None:
                     return replace(found, bound=most if found.impossible else max(found.bound, relaxed.bound))
                 chosen = self.offer(*model.read_splits(found.values))
