@@ -29,6 +29,7 @@ from reshard.draw.scene import (
     hatch_box,
     measure_words,
 )
+from reshard.errors import join_first
 from reshard.types.units import bytes_text, seconds_text
 
 _LEFT, _TOP, _WIDE, _HIGH, _EDGE = 70.0, 26.0, 460.0, 230.0, 24.0
@@ -106,8 +107,7 @@ def draw_trade_off(
     for names in alike.values():
         size, seconds = others[names[0]]
         x, y = place(size, seconds)
-        text = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-        text += f", {seconds_text(seconds)}" if seconds > top else ""
+        text = join_first(names, 1) + (f", {seconds_text(seconds)}" if seconds > top else "")
         wide = measure_words(text, SMALL)
         start, level = max(_LEFT + 4, x - 9 - wide if x + wide + 10 > right else x + 9), y
         while any(

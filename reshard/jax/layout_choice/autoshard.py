@@ -400,9 +400,9 @@ def choose_layouts(
 
 
 def _pick_best(fitting: Sequence[tuple[TriedLayouts, ExecutableFigures]]) -> TriedLayouts:
-    """What was chosen, unless others are faster by both counts of work, that of the compiled module and the model's:
-    then the fastest of these. Where one moves less than that and takes hardly longer, it is returned instead: moves
-    are known, and work is guessed.
+    """What was chosen, unless others are faster by both counts of work, that of the compiled module and the model's,
+    and not only just: then the fastest of these. Where one moves less than that and takes hardly longer, it is returned
+    instead: moves are known, and work is guessed.
 
     What a module shows of work differs by what the compiler fused, and the model's count is of the best that a
     compiler could make of an expert's shardings.
@@ -414,7 +414,12 @@ def _pick_best(fitting: Sequence[tuple[TriedLayouts, ExecutableFigures]]) -> Tri
         return figures.seconds, figures.move_seconds + work
 
     chosen = sum_both(*fitting[0])
-    faster = [pair for pair in fitting if all(a < _CLOSE * b for a, b in zip(sum_both(*pair), chosen, strict=True))]
+    faster = [
+        pair
+        for pair in fitting
+        if all(a < b for a, b in zip(sum_both(*pair), chosen, strict=True))
+        and sum(sum_both(*pair)) < _CLOSE * sum(chosen)
+    ]
     # Where what was chosen is not among them, it does not fit.
     candidates = (faster or fitting[:1]) if fitting[0][0].name == CHOSEN else fitting
     fastest, ours = min(candidates, key=lambda pair: pair[1].seconds)

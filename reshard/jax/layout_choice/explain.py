@@ -21,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
+from reshard.errors import join_first
 from reshard.show import terminal
 from reshard.synth.choice.assess import PlacedMove, assess_splits, list_placed_moves
 from reshard.synth.choice.device_speed import DeviceSpeed
@@ -46,7 +47,7 @@ class GroupWords:
     words: str
 
     def __str__(self) -> str:
-        return f"{_join_names(self.names)}{f' ({self.count})' if self.count > len(self.names) else ''}"
+        return f"{join_first(self.names, MOST_LISTED)}{f' ({self.count})' if self.count > len(self.names) else ''}"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def explain_choice(
         words = f"{change}, {received} received{f', {runs} times' if runs > 1 else ''}, "
         words += f"{seconds_text(sum(costs[move] for move in each))} in all"
         others = (_weigh_move(problem, chosen, move, costs[move], prices, speed) for move in each[:MOST_LISTED])
-        named = _join_names([*dict.fromkeys(names[move.tensor] for move in each)]).replace(", gradient of ", ", ")
+        named = join_first([*dict.fromkeys(names[move.tensor] for move in each)], MOST_LISTED).replace(
+            ", gradient of ", ", "
+        )
         shown.append((named, words + next(filter(None, others), "")))
     avoided = () if rival is None else _list_avoided(problem, costs, names, rival[1], prices)
     memory = _say_memory(chosen, budgets)
@@ -186,11 +189,6 @@ def _place_axes(layout: Layout) -> dict[str, int | str]:
 def name_pattern(name: str) -> str:
     """A name with stars for the numbers of its containers, those of layers: `params/layers/*/w1`."""
     return re.sub(r"(?<=\D)\d+(?=/)|(?<=/)\d+$", "*", name)
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return f"{', '.join(names[:MOST_LISTED])}{more}"
 
 
 def _find_views(problem: Problem, arguments: Sequence[tuple[str, int]]) -> dict[int, int]:

@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 CHOSEN = "chosen"
 _CORRECTIONS = 3
 _COMPILES = 2 + _CORRECTIONS  # Of what is chosen: the first, after each correction, and what holds least.
+_PEAK_ERROR = 1.1  # What is expected to hold this much more than another program does not hold less.
 _EXPERT_SECONDS, _EXPERT_GAP = 5.0, 0.02
 
 
@@ -142,17 +143,25 @@ class LayoutSearch:
                 accounts.append((learned, search, compiled - again.peak_bytes))
                 accounts.sort(key=lambda account: abs(account[2]))
             log.debug("%s exceeds the budget %s, the model by %d", tried.compiled, self.budget, accounts[0][2])
-        # What the compiler needs beyond the model differs by program, so this may fit though the model has no hope.
-        with self.limit_search("solve") as seconds:
-            least = self.splits.find_smallest(seconds=seconds)
-        known = {(each.planned.peak_bytes, each.planned.seconds) for _, each in tries if each.planned is not None}
-        for small in [least, *self.splits.list_smallest(_COMPILES)]:
-            if (small.peak_bytes, small.seconds) in known:
+        # What the compiler needs beyond the model differs by program, so these may fit though no account has any hope;
+        # and the least by one account need not be that by another.
+        small: list[tuple[int, Assignment]] = []
+        for left, (graph, splits, unseen) in zip(range(len(accounts), 0, -1), accounts, strict=True):
+            with self.limit_search("solve", 0.5 / left) as seconds:
+                splits.find_smallest(seconds=seconds)
+            found = splits.list_smallest(_COMPILES)
+            small += [(each.peak_bytes + unseen, self.graph.renumber(each, graph)) for each in found]
+        known = {(each.planned.splits, each.planned.anew) for _, each in tries if each.planned is not None}
+        for expected, each in sorted(small, key=lambda one: one[0]):
+            if len(tries) >= _COMPILES or (tries and expected > _PEAK_ERROR * min(peak for peak, _ in tries)):
+                break
+            if (each.splits, each.anew) in known:
                 continue
-            known.add((small.peak_bytes, small.seconds))
-            tried = self.compile_assignment(small)
+            known.add((each.splits, each.anew))
+            tried = self.compile_assignment(each)
+            log.debug("%d expected, %s", expected, tried.compiled)
             tries.append((0 if tried.compiled is None else tried.compiled.peak_bytes, tried))
-            if self.fits(tried) or len(tries) >= _COMPILES:
+            if self.fits(tried):
                 break
         # A refusal names the least that was compiled, which the least by the model need not be.
         return min(tries, key=lambda each: each[0])[1]
