@@ -430,7 +430,7 @@ class AutoshardOptions:
 
 def run_autoshard(options: AutoshardOptions) -> int:
     """Prints what was chosen, and writes the program."""
-    from reshard.cli.programs import divert_library_output, read_program, set_up_jax, write_output
+    from reshard.cli.programs import check_output, divert_library_output, read_program, set_up_jax, write_output
     from reshard.types.mesh import Mesh
 
     if options.mesh is None:
@@ -439,6 +439,8 @@ def run_autoshard(options: AutoshardOptions) -> int:
     program = read_program(options.file)
     if program.is_hlo:
         raise ReshardError(f"{options.file} is HLO, which is partitioned already; give StableHLO: lowered.as_text()")
+    check_output(options.output)
+    check_output(options.svg)
     set_up_jax()
     try:
         from reshard.jax.layout_choice.autoshard import autoshard_program
@@ -469,6 +471,7 @@ def run_autoshard(options: AutoshardOptions) -> int:
         with report_progress("choosing under other budgets"), divert_library_output():
             picture = choice.trade_off().to_svg()
         write_output(options.svg, picture)
+        print(f"wrote {options.svg}", file=sys.stderr)
     if options.output != "-":
         print(told)
     return 0

@@ -133,11 +133,28 @@ def find_heaviest_program(files: Sequence[str]) -> str:
 
 def write_output(path: str, content: str | bytes) -> None:
     """Writes a file (`-` is stdout, for text only); raises `ReshardError` if it cannot be written."""
-    try:
+    with _name_unwritable(path):
         if path == "-" and isinstance(content, str):
             sys.stdout.write(content)
         else:
             Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def check_output(path: str | None) -> None:
+    """Raises what `write_output` would raise for a file that cannot be opened, before the work that it is to hold."""
+    if path not in (None, "-"):
+        with _name_unwritable(path):
+            there = os.path.lexists(path)
+            with open(path, "ab"):
+                pass
+            if not there:
+                os.unlink(path)
+
+
+@contextmanager
+def _name_unwritable(path: str) -> Generator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
         raise ReshardError(
             f"cannot write {_name_file(path)}: {_explain_os_error(error)}; give a file in a folder that is there and "

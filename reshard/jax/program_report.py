@@ -157,6 +157,8 @@ def devices_for(partitions: int, platform: str, topology: str | None) -> list[An
             devices = list(jax.devices(platform))
         except RuntimeError as error:
             raise ProgramError(f"jax has no platform {quoted(platform)} here: {shortened(str(error))}") from None
+    if len(devices) < partitions and topology is not None:
+        raise ProgramError(f"{partitions} devices are asked for, and topology {topology!r} has {len(devices)}")
     if len(devices) < partitions:
         raise ProgramError(
             f"the program has {partitions} partitions, and this process {len(devices)} {platform} devices; use a "

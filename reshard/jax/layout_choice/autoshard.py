@@ -39,6 +39,7 @@ from reshard.jax.layout_choice.trace_step import StepValue, TracedStep, read_ste
 from reshard.jax.layout_choice.wrap_module import place_value, wrap_module
 from reshard.jax.program_report import checked_function, devices_for
 from reshard.jax.request import options_on
+from reshard.jax.stablehlo_pass.shardy import MANUAL
 from reshard.lower.to_stablehlo import Module
 from reshard.runtime.platform_network import find_calibration
 from reshard.show import terminal
@@ -56,6 +57,7 @@ from reshard.types.whole import whole
 COMPARE = ("none", "best", "all")
 _FIGURES = ("received", "peak", "moves", "work", "total")
 _LESS = 0.95  # A remark names a program that receives or holds less than this part of what is returned.
+_FEWER = 0.99  # And one that moves less than this part, and takes longer.
 _MOVED_AS = {"bfloat16": "float32", "float8_e4m3fn": "float16", "float8_e5m2": "float16"}  # by XLA on CPU
 _GUESSED = 1.05  # The error of modelled work: a program that moves less may be slower by this factor.
 _CLOSE = 0.99  # A choice may be as far from the best by itself; nearer ones are as fast.
@@ -206,26 +208,40 @@ class LayoutChoice:
             holds = f"holds {bytes_text(least)} where what is returned holds {bytes_text(most)}"
             said.append(f"{name} {holds}: budget={least} asks for no more than that")
         slower = [(name, each, more) for name, each in made if (more := each.seconds - self.seconds) > 0]
-        name, other, more = min(slower, key=lambda one: one[1].received_bytes, default=("", ours, 0.0))
-        if other.received_bytes < _LESS * ours.received_bytes:
+        for figure, verb, spell in (
+            ("received_bytes", "receives", bytes_text),
+            ("move_seconds", "moves for", seconds_text),
+        ):
+            name, other, more = min(slower, key=lambda one: getattr(one[1], figure), default=("", ours, 0.0))
+            few, many = (getattr(one, figure) for one in (other, ours))
+            if few >= _FEWER * many:
+                continue
             moves = other.move_seconds - ours.move_seconds
             parts = ((moves, f"its {counted(other.launches, 'move')}"), (more - moves, "its work"))
             why = listed([f"{seconds_text(by)} more for {what}" for by, what in parts if by > 0])
-            few, many = (bytes_text(one.received_bytes) for one in (other, ours))
-            received = f"receives {few} where what is returned receives {many}"
-            said.append(f"{name} {received}, but takes {seconds_text(more)} longer: {why}")
+            moved = f"{verb} {spell(few)} where what is returned {verb} {spell(many)}"
+            said.append(f"{name} {moved}, but takes {seconds_text(more)} longer: {why}")
+            break
+        if any(each.planned and each.compiled and not each.emitted for each in self.tried):
+            said.append(
+                "of others, planned is the best that can be done with such arguments, and compiled is what XLA makes "
+                "of them: compiled rows compare with compiled rows"
+            )
         if any(each.compiled is None and not each.why for each in self.tried):
-            said.append("compiled rows compare with compiled rows; what is only planned, compare='all' compiles")
+            said.append("compare='all' compiles what is only planned")
         if self.gap > 5e-4:  # Of a choice that was made for memory alone, the bound says nothing.
             most = f"takes at most {self.gap:.1%} longer than the best choice, by the model"
             said.append(f"what was chosen {most if self.gap < 10 else 'may be far from the best: no bound is known'}")
         specs = (*self.best.in_specs, *self.best.out_specs)
-        if not any(entry for spec in specs for entry in spec or ()) and self.best.emitted:
+        whole = not any(entry for spec in specs for entry in spec or ())
+        if whole and self.best.emitted and not ours.received_bytes:
             # Small steps on fast devices: right, but not what people expect who have given eight.
             work = seconds_text(self.seconds - ours.move_seconds)
             said.append(f"no argument is split: all work takes {work}, and moves would cost more than splitting saves")
         if mine is not None and not self.best.emitted:
             said.append(f"the moves that are told are a plan's: what moves in {self.best.name}, XLA decided")
+        if any(op.name == MANUAL for op in self.search.step.ops):
+            said.append("what a shard_map of the step computes and moves by itself is compiled, and not planned")
         if self.search.graph.unknown_trips:
             said.append("loops whose trips depend on data count as one trip")
         return tuple(said)
@@ -417,7 +433,7 @@ def _pick_best(fitting: Sequence[tuple[TriedLayouts, ExecutableFigures]]) -> Tri
     faster = [
         pair
         for pair in fitting
-        if all(a < b for a, b in zip(sum_both(*pair), chosen, strict=True))
+        if all(a <= b for a, b in zip(sum_both(*pair), chosen, strict=True))
         and sum(sum_both(*pair)) < _CLOSE * sum(chosen)
     ]
     # Where what was chosen is not among them, it does not fit.

@@ -44,6 +44,8 @@ OWN = "your own"
 BATCH, POSITION, FEATURE = "batch", "position", "feature"
 _OF_ACTIVATIONS = {BATCH, POSITION}
 """Of these dims weights and their gradients have none. A batch of one has positions alone."""
+_UNSPLIT = {BATCH: 1, POSITION: 1, FEATURE: 1}
+"""Devices over which each kind of dim is split, before any is."""
 Marks = tuple[str, ...]
 """What each dim of a value is; empty where it is nothing in particular."""
 _LOOKUP = "stablehlo.gather"
@@ -65,6 +67,12 @@ class Expert:
     in_shardings: tuple[PartitionSpec | None, ...]
     out_shardings: tuple[PartitionSpec | None, ...]
     constraints: Mapping[int, PartitionSpec] = field(default_factory=dict[int, PartitionSpec])
+
+    @property
+    def axes(self) -> set[str]:
+        """The axes over which it splits arguments and results."""
+        parts = (part for spec in (*self.in_shardings, *self.out_shardings) for part in spec or ())
+        return {axis for part in parts if part is not P.UNCONSTRAINED for axis in _list_axes(part)}
 
 
 def list_experts(
@@ -230,15 +238,16 @@ class _StepRoles:
         states = set(step.carried.values())
         # A step that trains changes its weights. One that answers keeps a cache, with examples in some dim.
         answers = not multiplied & states
-        examples = self._count_examples(states)
-        self.batch: dict[int, int] = {}
-        for at, value in enumerate(step.arguments):
-            dims = value.shape[:1] if at not in states else value.shape if answers else ()
-            if examples in dims:
-                self.batch[at] = dims.index(examples)
+        # Where time is the first dim, loops take it apart: the examples, in the next one, reach more of the step. So do
+        # features, but those reach the weights.
+        self.time_first = False
+        batches = [self._find_batch(states, answers, dim) for dim in (0, 1)]
+        (first, _), (second, kept) = map(self._count_reached, batches)
+        self.time_first = not answers and not kept and second > first
+        self.batch = batches[self.time_first]
         self.weights = multiplied - set(self.batch)
         # Biases and scales are in no product; unlike what an optimizer keeps, they meet values with examples.
-        _, marks = self._spread_marks(dict.fromkeys((BATCH, FEATURE, POSITION), 1))
+        _, marks = self._spread_marks(_UNSPLIT)
         for op in step.ops:
             if any(not _OF_ACTIVATIONS.isdisjoint(marks.get(operand, ())) for operand in op.operands):
                 met = {self.origins[operand][0] for operand in op.operands if operand in self.origins}
@@ -253,23 +262,41 @@ class _StepRoles:
             if alike:
                 self.follows[at] = (ends or alike)[0]
 
-    def _count_examples(self, states: Collection[int]) -> int:
-        """The size of the batch: the first dim that most arguments have which are no states; 0 without any.
+    def _find_batch(self, states: Collection[int], answers: bool, dim: int) -> dict[int, int]:
+        """The arguments with examples, and which dim counts them, if it is this one of the data."""
+        examples = self._count_examples(states, dim)
+        batch: dict[int, int] = {}
+        for at, value in enumerate(self.step.arguments):
+            dims = value.shape[dim : dim + 1] if at not in states else value.shape if answers else ()
+            if examples in dims and not _is_key(value):
+                batch[at] = dim + dims.index(examples)
+        return batch
+
+    def _count_reached(self, batch: dict[int, int]) -> tuple[int, bool]:
+        """How many values of the step have a dim of the batch, and whether next values of states do."""
+        self.batch, self.weights = batch, set()
+        marks = self._spread_marks(_UNSPLIT)[1]
+        ends = list(self.step.ops[-1].operands)
+        kept = any(BATCH in marks.get(ends[at], ()) for at in self.step.carried)
+        return sum(BATCH in found for found in marks.values()), kept
+
+    def _count_examples(self, states: Collection[int], dim: int) -> int:
+        """The size of the batch: that of a dim that most arguments have which are no states; 0 without any.
 
         Trees of several arrays are no batch unless all have one size, as batches of dicts have. Whole numbers, such as
         tokens, are a batch before all others, even if the step returns the next ones.
         """
         groups: dict[int, list[StepValue]] = {}
         for at, value in enumerate(self.step.arguments):
-            if at not in states or value.dtype[0] in "isu":
+            if (at not in states or value.dtype[0] in "isu") and not _is_key(value):
                 groups.setdefault(value.position, []).append(value)
         sizes: Counter[int] = Counter()
         for members in groups.values():
-            first = {value.shape[:1] for value in members}
+            sizes_here = {value.shape[dim : dim + 1] for value in members}
             whole_numbers = any(value.dtype[0] in "isu" for value in members)
             # Of a single example there are tokens at least; scalars and other arrays of one are settings.
             least = 1 if whole_numbers and len(members[0].shape) > 1 else 2
-            if len(first) == 1 and (size := math.prod(*first)) >= least:
+            if len(sizes_here) == 1 and (size := math.prod(*sizes_here)) >= least:
                 sizes[size] += 100 if whole_numbers else 1
         # The last of those that are as many: weights come before the data in most signatures.
         return max(reversed(list(sizes)), key=lambda size: sizes[size], default=0)
@@ -346,7 +373,8 @@ class _StepRoles:
         marks: dict[Value, Marks] = {}
         for at, dim in self.batch.items():
             shape = self.step.arguments[at].shape
-            positioned = dim + 1 < len(shape) and shape[dim + 1] > 1
+            # Time before the batch is what loops go through.
+            positioned = dim + 1 < len(shape) and shape[dim + 1] > 1 and not self.time_first
             found = ["" for _ in shape]
             found[dim] = BATCH
             if positioned:
@@ -424,6 +452,11 @@ class _StepRoles:
                 split[argument] = places[0]
         elif rows := [place for place, factor in factors if of_factor.get(factor) == FEATURE]:
             split[argument] = rows[0]
+
+
+def _is_key(value: StepValue) -> bool:
+    """Whether an argument is a key for random numbers, which a program from a file has as its data."""
+    return value.key is not None or (value.dtype == "u32" and len(value.shape) == 1 and math.prod(value.shape) <= 4)
 
 
 def _list_edges(op: Operation) -> Iterator[tuple[Value, Value]]:

@@ -25,7 +25,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec
 
 from reshard import hlo
-from reshard.errors import ReshardError, shortened
+from reshard.errors import LayoutError, ReshardError, shortened
 from reshard.jax.layout_choice.compiled_figures import ExecutableFigures, measure_executable
 from reshard.jax.layout_choice.emit import emit_step
 from reshard.jax.layout_choice.experts import OWN, Expert, list_experts, write_expert
@@ -44,6 +44,7 @@ from reshard.synth.choice.problem import Assignment, Split
 from reshard.synth.choice.splits import allow_splits
 from reshard.synth.cost import Links
 from reshard.types.mesh import Mesh
+from reshard.types.units import listed
 
 log = logging.getLogger(__name__)
 CHOSEN = "chosen"
@@ -204,6 +205,8 @@ class LayoutSearch:
         for left, expert in zip(range(len(experts), 0, -1), experts, strict=True):
             row = TriedLayouts(expert.name, expert.in_shardings, expert.out_shardings, None)
             try:
+                if strange := sorted(expert.axes - set(self.mesh.axes)):
+                    raise LayoutError(f"is of a mesh with {listed(strange)}, and this one is {self.mesh}")
                 with self.limit_search("experts", 1 / left) as seconds:
                     planned = self._plan_expert(expert, seconds)
                 row = replace(row, planned=planned)
