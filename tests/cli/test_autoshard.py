@@ -78,6 +78,8 @@ def test_what_the_solver_prints_is_no_part_of_the_json(program, capfd, monkeypat
         ((*MESH, "--fix", "w"), "give a path and a spec"),
         ((*MESH, "--fix", "v=P('x')"), "no argument or result"),
         ((*MESH, "--budget", "1"), "the smallest budget that works is"),
+        ((*MESH, "-o", "/no/such/folder/x.mlir"), "cannot write /no/such/folder/x.mlir"),
+        ((*MESH, "--svg", "/no/such/folder/x.svg"), "cannot write /no/such/folder/x.svg"),
     ],
 )
 def test_what_is_refused(call, program, options, words):

@@ -157,6 +157,7 @@ def test_what_others_need_less_of_is_said(choice):
     assert not find_remark(received_bytes=1 << 10) and not find_remark(move_seconds=1.0)
     assert find_remark(received_bytes=1 << 10, move_seconds=2e-3, launches=77).endswith("more for its 77 moves")
     assert find_remark(received_bytes=1 << 10, move_seconds=0, work_seconds=1.0).endswith("more for its work")
+    assert " moves for 0 s where" in find_remark(move_seconds=0, work_seconds=1.0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
@@ -255,7 +256,9 @@ def test_no_more_than_three_corrections_are_made(mesh, monkeypatch):
     monkeypatch.setattr(SplitSearch, "find_smallest", choose_least)
     with pytest.raises(BudgetError, match="the smallest budget that works is") as refused:
         reshard.jax.autoshard(descend, mesh, *SMALL, network=NETWORK, budget=1024, compare="none")
-    assert asked == [None, 1024, 1024, 1024] and len(least) == 1 and len(peaks) == 5
+    assert asked == [None, 1024, 1024, 1024] and len(peaks) == 5
+    # By the guess, and by the order of what was compiled.
+    assert len({id(each.problem) for each in least}) == len(least) == 2
     assert refused.value.smallest == min(peaks[:4]) > 1024
     # The time limit, 60 seconds, is of all searches together: each leaves some to those that follow.
     assert all(0 < after < before <= 30 for before, after in itertools.pairwise(limits))
@@ -292,6 +295,10 @@ def test_the_users_own_shardings_are_compared(mesh):
     choice = reshard.jax.autoshard(update, mesh, *given, network=NETWORK)
     own = next(each for each in choice.tried if each.name == "your own")
     assert own.compiled is not None and own.in_specs[-1][0] == ("x", "y")
+    elsewhere = NamedSharding(Mesh(mesh.devices.ravel(), ("rows",)), P("rows"))
+    given = (params, batch, jax.ShapeDtypeStruct(wanted.shape, wanted.dtype, sharding=elsewhere))
+    own = next(each for each in reshard.jax.autoshard(update, mesh, *given).tried if each.name == "your own")
+    assert own.compiled is None and own.why == "is of a mesh with rows, and this one is <x=4, y=2>"
 
 
 @pytest.mark.parametrize(

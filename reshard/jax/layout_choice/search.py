@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 CHOSEN = "chosen"
 _CORRECTIONS = 3
 _COMPILES = 2 + _CORRECTIONS  # Of what is chosen: the first, after each correction, and what holds least.
-_PEAK_ERROR = 1.1  # What is expected to hold this much more than another program does not hold less.
+_PEAK_ERROR = 1.25  # What is expected to hold this much more than another program does not hold less.
 _EXPERT_SECONDS, _EXPERT_GAP = 5.0, 0.02
 
 
@@ -147,8 +147,8 @@ class LayoutSearch:
         # What the compiler needs beyond the model differs by program, so these may fit though no account has any hope;
         # and the least by one account need not be that by another.
         small: list[tuple[int, Assignment]] = []
-        for left, (graph, splits, unseen) in zip(range(len(accounts), 0, -1), accounts, strict=True):
-            with self.limit_search("solve", 0.5 / left) as seconds:
+        for graph, splits, unseen in accounts:
+            with self.limit_search("solve") as seconds:
                 splits.find_smallest(seconds=seconds)
             found = splits.list_smallest(_COMPILES)
             small += [(each.peak_bytes + unseen, self.graph.renumber(each, graph)) for each in found]

@@ -84,6 +84,31 @@ def test_the_largest_dim_that_is_left():
     assert spec_of(step, experts["FSDP"], "w/bias") == P(None)  # small
 
 
+def recur(w, x, key):
+    """A step of a recurrent network, whose first dim is time, or of the same layers over positions."""
+
+    def loss(w):
+        x_in = x + 0.1 * jax.random.normal(jax.random.wrap_key_data(key), x.shape)
+        h = jax.lax.scan(lambda h, x: (jnp.tanh(x @ w["in"] + h @ w["own"]), h), jnp.zeros((BATCH, HIDDEN)), x_in)[1]
+        return jnp.mean((h @ w["out"] - x) ** 2)
+
+    return jax.tree.map(lambda w, g: w - g, w, jax.grad(loss)(w))
+
+
+def test_a_batch_behind_time_and_beside_a_key():
+    w = {"in": shape(WIDTH, HIDDEN), "own": shape(HIDDEN, HIDDEN), "out": shape(HIDDEN, WIDTH)}
+    step, experts = experts_of(recur, w, shape(LENGTH, BATCH, WIDTH), shape(2, dtype="uint32"))
+    assert spec_of(step, experts["data parallel"], "x") == P(None, ("x", "y"), None)
+    assert spec_of(step, experts["data parallel"], "key") == P(None)
+    assert spec_of(step, experts["data and tensor parallel over y"], "w/in") == P(None, "y")
+    # Features reach the weights, and positions no more than examples do.
+    step, experts = experts_of(train, WEIGHTS, WEIGHTS, shape(BATCH, LENGTH, WIDTH))
+    assert spec_of(step, experts["data parallel"], "x") == P(("x", "y"), None, None)
+    rows = lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w @ w.T @ w) ** 2))(w)  # noqa: E731
+    step, experts = experts_of(rows, shape(WIDTH, HIDDEN), shape(BATCH, WIDTH))
+    assert spec_of(step, experts["data parallel"], "x") == P(("x", "y"), None)
+
+
 def test_positions_between_pairs_alone():
     _, experts = experts_of(train, WEIGHTS, WEIGHTS, shape(BATCH, LENGTH, WIDTH))
     found = set(experts["data, sequence and tensor parallel over y"].constraints.values())
