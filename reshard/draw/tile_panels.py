@@ -53,7 +53,7 @@ from reshard.show.layout_pieces import (
     set_text,
     split_digits,
 )
-from reshard.types.layout import Dim, Layout
+from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.units import bytes_text, counted, listed
 
@@ -107,7 +107,13 @@ class LayoutCells:
             return ()
         check_devices(layout.mesh)
         # What a run's held digits fix says who holds it. Those of a block-cyclic dim come again and again.
-        numbers = [_number_runs(dim, drawn) for dim, drawn in zip(layout.dims, self.drawn, strict=True)]
+        # Pieces of any size are drawn index by index.
+        numbers = [
+            [number_run(dim, at) for at in range(drawn)]
+            if dim.pieces is None
+            else [piece.number for piece in list_pieces(dim) for _ in range(piece.start, piece.stop)][:drawn]
+            for dim, drawn in zip(layout.dims, self.drawn, strict=True)
+        ]
         known: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
         cells: list[Cell] = []
         for place in itertools.product(*map(range, self.drawn)):
@@ -148,13 +154,6 @@ def limit_runs(sizes: Sequence[int], most: int = MOST_CELLS) -> tuple[int, ...]:
         drawn[at] = max(min(sizes[at], share, MOST_RUNS), min(1, sizes[at]))
         most //= max(1, drawn[at])
     return tuple(drawn)
-
-
-def _number_runs(dim: Dim, drawn: int) -> list[int]:
-    """The number that the held digits of each of the first runs form; pieces of any size are drawn index by index."""
-    if dim.pieces is None:
-        return [number_run(dim, at) for at in range(drawn)]
-    return [piece.number for piece in list_pieces(dim) for _ in range(piece.start, piece.stop)][:drawn]
 
 
 def check_devices(mesh: Mesh) -> None:

@@ -269,13 +269,6 @@ def _over_two_meshes(
     return EagerProgram(request, plan, weak, start, source if near else target, compile_fill, host=host)
 
 
-def prepare_on_device(x: jax.Array, device: Any, options: PlanOptions) -> Pending:
-    """The move of a sharded array to one device, where it is an array on that device alone."""
-    target = NamedSharding(JaxMesh(np.array([device]), ("device",)), PartitionSpec())
-    move = partial(move_now, x, ReshardRequest(target, None, options))
-    return lambda: unwrap_shard(move(), device, x.weak_type)
-
-
 def unwrap_shard(x: jax.Array, device: Any, weak: bool) -> jax.Array:
     """An array of one shard as an array of that device alone."""
     alone = SingleDeviceSharding(device)

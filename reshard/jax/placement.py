@@ -435,6 +435,11 @@ def is_spread(x: Any) -> bool:
     return isinstance(x.sharding, NamedSharding) and len(x.sharding.device_set) > 1
 
 
+def whole_on(device: Any, memory_kind: str | None = None) -> NamedSharding:
+    """The sharding of an array that is whole on one device."""
+    return NamedSharding(JaxMesh(np.array([device]), ("device",)), PartitionSpec(), memory_kind=memory_kind)
+
+
 def place_alone(x: Any) -> Any:
     """An array of one device as one that is sharded over that device alone, whose layout is known; others as they are.
 
@@ -446,7 +451,7 @@ def place_alone(x: Any) -> Any:
     if not isinstance(x, jax.Array) or isinstance(x, Tracer) or not is_unsharded(x) or is_key_dtype(x.dtype):
         return x
     (device,) = x.devices()
-    alone = NamedSharding(JaxMesh(np.array([device]), ("device",)), PartitionSpec(), memory_kind=x.sharding.memory_kind)
+    alone = whole_on(device, x.sharding.memory_kind)
     return jax.make_array_from_single_device_arrays(x.shape, alone, [x], dtype=x.dtype)
 
 

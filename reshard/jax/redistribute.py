@@ -17,25 +17,26 @@ from typing import Any, TypeGuard, overload
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from reshard.errors import LayoutError, MeshError, PlanError, name_arguments, quoted, shortened
 from reshard.jax import placement, traced
 from reshard.jax.agreement import agree_between
 from reshard.jax.buckets import run_moves
-from reshard.jax.crossing.across import on_host
+from reshard.jax.crossing.across import compile_join, on_host
 from reshard.jax.crossing.host import HostPart, plan_host_exchange, run_host_exchanges, shards_of
 from reshard.jax.eager import (
     EagerMove,
     Pending,
     check_given_source,
     discard_donated,
+    move_now,
     mover_of,
     on_devices,
     prepare_move,
-    prepare_on_device,
     put_by_jax,
     run_pending,
+    unwrap_shard,
 )
 from reshard.jax.placement import ArrayGoal, Target, ViewOptions, is_target, spread_targets
 from reshard.jax.request import UNLIMITED, ReshardRequest, check_even, number_devices, numbered_move
@@ -297,10 +298,11 @@ def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> P
     if is_in_pieces(sharding) or is_in_pieces(source):
         return _prepare_pieces(x, sharding, source, options)
     if not placement.has_layout(sharding):
-        # The move of one leaf to a device, to a memory, or to wherever JAX likes.
+        # The move of one leaf to a device, where it is an array of that alone, to a memory, or to wherever JAX likes.
         device = placement.one_device(sharding)
         if device is not None and placement.is_spread(x) and not placement.is_tracing():
-            return prepare_on_device(x, device, options)
+            alone = ReshardRequest(placement.whole_on(device), None, options)
+            return lambda: unwrap_shard(move_now(x, alone), device, x.weak_type)
         return partial(put_by_jax, x, sharding, donate=options.donate)
     if placement.leaves_open(sharding):
         return partial(traced.constrain_open, x, sharding)
@@ -552,8 +554,7 @@ def _sharding_of_held(have: jax.Array) -> NamedSharding:
     """The sharding of what is held; an array on one device is whole there."""
     known: Any = have.sharding
     if isinstance(known, SingleDeviceSharding):
-        (device,) = known.device_set
-        return NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
+        return placement.whole_on(*known.device_set)
     found = placement.sharding_of(have)
     if found is None:
         raise PlanError(f"have= has a {type(known).__name__}, whose layout is not known; give one with a NamedSharding")
@@ -571,10 +572,7 @@ def _update_on_host(
         shards = shards_of(have)
         old = [shards[exchange.tile_at.index(each)] for each in range(exchange.tiles)]
         tiles = run_host_exchanges([HostPart(exchange, x)], {0: old})[0]
-        indices = target.devices_indices_map(have.shape)
-        numbered = zip(placement.devices_of(target.mesh), exchange.tile_at, strict=True)
-        tile_at: dict[Any, int] = {indices[device]: at for device, at in numbered}
-        return jax.make_array_from_callback(have.shape, target, lambda index: tiles[tile_at[index]])
+        return compile_join(have.shape, target, exchange.tile_at)(tiles)
     if scale is not None and np.ndim(scale):
         raise PlanError(f"a scale of shape {np.shape(scale)} beside have=: give one number, or move all of the array")
     near, held = ({numbers[s.device]: np.asarray(s.data) for s in each.addressable_shards} for each in arrays)

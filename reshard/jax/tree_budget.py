@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh as JaxMesh
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from reshard.errors import BudgetError, LayoutError, MeshError, NamedErrors
 from reshard.jax import compiled_forms, placement
@@ -134,7 +134,7 @@ def _read_leaf(name: str, at: int, x: Any, target: Any) -> Leaf | None:
     device = placement.one_device(sharding)
     alone = device is not None and given.plain and placement.is_spread(x)
     if alone:
-        sharding = NamedSharding(JaxMesh([device], ("device",)), PartitionSpec())
+        sharding = placement.whole_on(device)
     if not isinstance(x, jax.Array) or placement.is_unsharded(x) or not placement.has_layout(sharding):
         return None
     if placement.leaves_open(sharding):

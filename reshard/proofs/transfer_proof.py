@@ -211,7 +211,10 @@ def _prove_transfers(transfers: Iterable[Any], move: Move) -> _Loads:
     problem, last = _Problem(move, move.source, move.target, move.view.map), turns[-1]
     if len(turns) == 1 and move.holding is None:
         _check_places(last, *(_Tiles.of_layout(end) for end in (move.source, move.target)))
-        problem, last = _leave_out_digits(problem, last)
+        for at in range(len(last[0].axes) if last else 0):
+            cut = _find_cut(problem, last, *last[0].axes[at][1:])
+            if cut is not None:
+                problem, last = _cut_problem(problem, cut), [_cut_loops(loops, cut) for loops in last]
     ends = problem.source, problem.target, *(() if move.have is None else (move.have,))
     _limit_runs(move, sum(end.mesh.size * math.prod(end.tile_shape) // max(1, _row_length(end)) for end in ends))
     held = _Tiles.of_layout(problem.source)
@@ -475,14 +478,6 @@ class _Problem(NamedTuple):
             place = cut.places[side]
             flat = flat // place * place * cut.radix + flat % place
         return flat
-
-
-def _leave_out_digits(problem: _Problem, turn: _Turn) -> tuple[_Problem, _Turn]:
-    for at in range(len(turn[0].axes) if turn else 0):
-        cut = _find_cut(problem, turn, *turn[0].axes[at][1:])
-        if cut is not None:
-            problem, turn = _cut_problem(problem, cut), [_cut_loops(loops, cut) for loops in turn]
-    return problem, turn
 
 
 def _find_cut(problem: _Problem, turn: _Turn, *places: int) -> _Cut | None:

@@ -96,7 +96,7 @@ def show_steps(out: Console, plan: Plan) -> None:
     table.columns[1].justify = "left"
     for row in shown.rows:
         table.add_row(*(Text(cell, terminal.STEP if at == 1 else "") for at, cell in enumerate(row)))
-    if terminal.fits_width(out, table, indent=2):
+    if terminal.least_width(table, indent=2) <= out.width:
         terminal.print_table(out, table, indent=2)
     else:
         for number, kind, result, *figures in shown.rows:

@@ -69,12 +69,7 @@ def make_table(*columns: str, right: Iterable[str] = ()) -> Table:
     return ruled
 
 
-def fits_width(out: Console, rows: Table, indent: int = 0) -> bool:
-    """Whether a terminal is as wide as a table needs to be, if only words are broken."""
-    return _least(rows, indent) <= out.width
-
-
-def _least(rows: Table, indent: int) -> int:
+def least_width(rows: Table, indent: int) -> int:
     """The columns of a terminal that a table needs: numbers stay whole, other cells are broken between words."""
     widths: list[int] = []
     for column in rows.columns:
@@ -88,7 +83,7 @@ def print_table(out: Console, rows: Table, indent: int = 0) -> None:
     """Prints a table without the trailing spaces with which rich fills its lines."""
     width = out.width
     # A terminal that breaks long rows still shows every number; rich would drop the columns that do not fit.
-    out.width = max(width, _least(rows, indent))
+    out.width = max(width, least_width(rows, indent))
     with out.capture() as captured:
         out.print(Padding(rows, (0, 0, 0, indent), expand=False))
     out.width = width

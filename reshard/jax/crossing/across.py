@@ -239,15 +239,17 @@ def _compile_host_move(parts: Legs, ends: Ends, donate: bool, overwrites: bool, 
     before, finish = _compile_before(parts.before, ends.source, False), _compile_after(parts.after, ends.target)
     join = None
     if not parts.after.steps:
-        join = _compile_join(parts.after.target.shape, ends, (exchange.then or exchange).tile_at)
+        join = compile_join(parts.after.target.shape, ends.target, (exchange.then or exchange).tile_at)
     steps, nbytes = bool(parts.before.steps or parts.after.steps), step.result.nbytes(exchange.elements)
     stays = _copies_tiles(exchange, parts, ends)
     return HostMove(exchange, before, finish, ends, join, stays, steps, nbytes, donate, overwrites)
 
 
-def _compile_join(shape: tuple[int, ...], ends: Ends, tile_at: Sequence[int]) -> Callable[[Sequence[Any]], jax.Array]:
+def compile_join(
+    shape: tuple[int, ...], target: NamedSharding, tile_at: Sequence[int]
+) -> Callable[[Sequence[Any]], jax.Array]:
     """Makes the target of its tiles, which it takes as they are; `tile_at` are their numbers by position."""
-    target, devices = ends.target, ends.far
+    devices = devices_of(target.mesh)
     numbers: dict[Any, int] = dict(
         zip(map(target.devices_indices_map(shape).__getitem__, devices), tile_at, strict=True)
     )
