@@ -298,7 +298,7 @@ def test_the_users_own_shardings_are_compared(mesh):
     elsewhere = NamedSharding(Mesh(mesh.devices.ravel(), ("rows",)), P("rows"))
     given = (params, batch, jax.ShapeDtypeStruct(wanted.shape, wanted.dtype, sharding=elsewhere))
     own = next(each for each in reshard.jax.autoshard(update, mesh, *given).tried if each.name == "your own")
-    assert own.compiled is None and own.why == "is of a mesh with rows, and this one is <x=4, y=2>"
+    assert own.compiled is None and own.why == "is over rows, and mesh <x=4, y=2> has no such axes"
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ class LayoutSearch:
             row = TriedLayouts(expert.name, expert.in_shardings, expert.out_shardings, None)
             try:
                 if strange := sorted(expert.axes - set(self.mesh.axes)):
-                    raise LayoutError(f"is of a mesh with {listed(strange)}, and this one is {self.mesh}")
+                    raise LayoutError(f"is over {listed(strange)}, and mesh {self.mesh} has no such axes")
                 with self.limit_search("experts", 1 / left) as seconds:
                     planned = self._plan_expert(expert, seconds)
                 row = replace(row, planned=planned)
