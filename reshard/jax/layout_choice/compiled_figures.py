@@ -200,6 +200,8 @@ def _count_fused_bytes(fused: Computation) -> float:
     ends = [] if root is None else [fused.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
     touched, needed = 0.0, Counter[str]()  # The elements that are needed of each instruction.
     for end in ends:
+        while end.opcode == "bitcast":
+            end = fused.by_name[end.operands[0]]
         # Of an update in place nothing is needed but the update: its first operand stays where it is.
         made = fused.by_name[end.operands[1]] if end.opcode == "dynamic-update-slice" else end
         touched += sum(array.nbytes for array in made.arrays)
