@@ -381,10 +381,12 @@ def test_the_parts_of_a_copy_are_the_copy(part: int, monkeypatch: pytest.MonkeyP
 
 
 def test_short_runs_of_a_tile_are_read_ahead(monkeypatch: pytest.MonkeyPatch):
-    """Every byte of the tile is read once, before the copies that take it; not long runs, nor a tile hardly used."""
+    """Every byte of the tile is read once, before the copies that take it; not longer runs, nor a tile hardly used, nor
+    one that caches hold."""
     monkeypatch.setenv(SWITCH, "0")  # Numpy's copies alone are read ahead.
-    source, target = np.arange(1 << 19, dtype="u8").reshape(8192, 64), np.zeros((8192, 64), "u8")
-    halves = [block._replace(axes=(Axis(8192, 64, 64), Axis(32, 1, 1))) for block in HALVES]
+    rows = 1 << 17
+    source, target = np.arange(16 * rows, dtype="u8").reshape(rows, 16), np.zeros((rows, 16), "u8")
+    halves = [Block(at, at, (Axis(rows, 16, 16), Axis(8, 1, 1))) for at in (0, 8)]
     order = copy_order.order_copies(halves, source.size, 8, True)
     ahead = [part.ahead for part in order if part.ahead]
     assert ahead[0][0] == 0 and ahead[-1][1] == source.nbytes and len(ahead) > 1
@@ -395,10 +397,12 @@ def test_short_runs_of_a_tile_are_read_ahead(monkeypatch: pytest.MonkeyPatch):
     for step in steps:
         step()
     assert np.array_equal(target, source)
-    sparse = [block._replace(axes=(Axis(8192, 128, 64), Axis(32, 1, 1))) for block in HALVES]
-    assert not any(part.ahead for part in copy_order.order_copies(sparse, 8192 * 128, 8, True))
-    wide = [Block(at, at, (Axis(64, 4096, 4096), Axis(2048, 1, 1))) for at in (0, 2048)]
-    assert not any(part.ahead for part in copy_order.order_copies(wide, 64 * 4096, 8, True))
+    sparse = [block._replace(axes=(Axis(rows, 32, 16), Axis(8, 1, 1))) for block in halves]
+    assert not any(part.ahead for part in copy_order.order_copies(sparse, rows * 32, 8, True))
+    wide = [Block(at, at, (Axis(rows // 2, 32, 32), Axis(16, 1, 1))) for at in (0, 16)]
+    assert not any(part.ahead for part in copy_order.order_copies(wide, source.size, 8, True))
+    few = [block._replace(axes=(Axis(rows // 4, 16, 16), Axis(8, 1, 1))) for block in halves]
+    assert not any(part.ahead for part in copy_order.order_copies(few, source.size // 4, 8, True))
 
 
 def test_transposing_copies_go_one_by_one():

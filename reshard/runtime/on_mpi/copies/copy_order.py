@@ -10,9 +10,9 @@ part is in the core's cache, each line is fetched once: 512^3 floats in pencils 
 
 This is how numpy makes copies; large ones mostly go past the caches instead, see `stream_copy`.
 
-Copies that read short runs of one tile leave the prefetchers little to see. So the part is first read in order, one
-byte of each cache line: in shared memory, runs of 512 bytes then take 1.6 times a plain copy instead of 2.3, runs of 64
-bytes 1.4 instead of 2.
+Copies that read runs of one cache line leave the prefetchers nothing to see. So the part is first read in order, one
+byte of each line: out of a tile of 16 to 48 MiB they then take 1.2 times a plain copy instead of 2.4 to 3.4. Out of one
+of 2 to 4 MiB, which the caches hold, this would take 1.3 times as long, whatever the runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PART = 512 << 10  # Bytes of a part: with its gaps, about a core's cache; half 
 _AHEAD = 1 << 20  # Bytes of a tile that are read ahead: with half of that, or four times, copies take a tenth longer.
 _LEAST = 64 << 10  # Bytes of a part at least: numpy's call takes a twentieth of its copy.
 _RUNS = "runs"  # Where `made` has the tables of very many short ones.
-_WORTH_READING = 2 << 10  # Bytes of a run below which its part is read in order before.
+_UNCACHED = 12 << 20  # Bytes of a tile from which parts in runs of one line are read in order before.
 
 Index = tuple[slice | EllipsisType, ...]
 
@@ -77,8 +77,8 @@ class _Placed(NamedTuple):
 def order_copies(blocks: Sequence[Block], elements: int, itemsize: int, reads: bool = False) -> Order:
     """The order of copies to a C-ordered tile of so many elements, or from it: by address, short runs in parts.
 
-    If the copies read the tile (`reads`), it is at the `src` end of the blocks, and they take short runs from caches:
-    what several of them need is read before.
+    If the copies read the tile (`reads`), it is at the `src` end of the blocks, and they take runs of one line from
+    caches: what several of them need is read before.
 
     Two halves of rows of 64 doubles, in runs of 256 bytes, take turns:
 
@@ -101,7 +101,7 @@ def order_copies(blocks: Sequence[Block], elements: int, itemsize: int, reads: b
     # Reading ahead pays if all parts of a turn fit into a cache together, and if none is so small that numpy's call
     # takes longer than what it saves.
     few = 1 < len(blocks) <= _AHEAD // _LEAST
-    short = reads and few and max(runs) < _WORTH_READING and elements * itemsize > _AHEAD
+    short = reads and few and LINE <= max(runs) < 2 * LINE and elements * itemsize >= _UNCACHED
     most = max(1, (_AHEAD // len(blocks) if short else _PART) // itemsize)
     parts: list[_Placed] = []
     for number, (block, run) in enumerate(zip(blocks, runs, strict=True)):
