@@ -1,7 +1,6 @@
 """A move to other devices, compiled once: by one copy on the host, by whole tiles, or by messages.
 
-    CPU devices of one process       `host`: the tiles are copied once, from memory to memory; by `jax.device_put` if
-                                     they stay as they are and are small
+    CPU devices of one process       `host`: the tiles are copied once, from memory to memory
     tiles that stay as they are      `jax.device_put` of each, one call
     everything else                  `stages`, with the transport that the processes need
 
@@ -10,7 +9,6 @@ Before and after, steps of the plan run on the source's and on the target's mesh
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +26,6 @@ from reshard.errors import BudgetError, LayoutError
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.jax.crossing.host import (
-    THREADED,
     HostExchange,
     HostPart,
     plan_host_exchange,
@@ -190,8 +187,8 @@ def on_host(*ends: NamedSharding) -> bool:
 class HostMove:
     """A move between CPU devices of one process, compiled; `run_host_moves` makes many at once.
 
-    `join` makes the target of the exchange's tiles; None if `finish` makes it of shards. If it `stays`, each tile goes
-    as it is to another device. It has `steps` beside the exchange, and its result `nbytes`.
+    `join` makes the target of the exchange's tiles; None if `finish` makes it of shards. It has `steps` beside the
+    exchange, and its result `nbytes`.
     """
 
     exchange: HostExchange
@@ -199,15 +196,12 @@ class HostMove:
     finish: Moving
     ends: Ends
     join: Callable[[Sequence[Any]], jax.Array] | None
-    stays: bool
     steps: bool
     nbytes: int
     donate: bool
     overwrites: bool
 
     def __call__(self, x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
-        if self.stays and not self.donate:
-            return jax.device_put(x, self.ends.target)
         if self.steps or self.donate or into is not None:
             return run_host_moves([HostCall(self, x, self.donate, into, scale)])[0]
         return self.make_result(run_host_exchanges([HostPart(self.exchange, x)])[0], None, None)
@@ -241,8 +235,7 @@ def _compile_host_move(parts: Legs, ends: Ends, donate: bool, overwrites: bool, 
     if not parts.after.steps:
         join = compile_join(parts.after.target.shape, ends.target, (exchange.then or exchange).tile_at)
     steps, nbytes = bool(parts.before.steps or parts.after.steps), step.result.nbytes(exchange.elements)
-    stays = _copies_tiles(exchange, parts, ends)
-    return HostMove(exchange, before, finish, ends, join, stays, steps, nbytes, donate, overwrites)
+    return HostMove(exchange, before, finish, ends, join, steps, nbytes, donate, overwrites)
 
 
 def compile_join(
@@ -272,13 +265,6 @@ def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
     moved: dict[int, jax.Array] = {}
     uses = Counter(id(call.x) for call in calls)
     donated = {id(call.x) for call in calls if call.donate}
-    staying = [call for call in calls if call.move.stays]
-    there = jax.device_put([call.x for call in staying], [call.move.ends.target for call in staying]) if staying else []
-    for call, result in zip(staying, there, strict=True):
-        moved[call.result] = result
-        uses[id(call.x)] -= 1
-        if call.donate and not uses[id(call.x)]:
-            call.x.delete()
     for turn in _list_copy_turns(calls):
         parts: list[HostPart] = []
         old: dict[int, list[jax.Array]] = {}
@@ -316,8 +302,7 @@ def _list_copy_turns(calls: Sequence[HostCall]) -> Iterator[list[HostCall]]:
     """
     by_result: dict[int, list[HostCall]] = {}
     for call in calls:
-        if not call.move.stays:
-            by_result.setdefault(call.result, []).append(call)
+        by_result.setdefault(call.result, []).append(call)
     turn: list[HostCall] = []
     waiting: list[list[HostCall]] = []
     for group in by_result.values():
@@ -337,23 +322,6 @@ def _list_copy_turns(calls: Sequence[HostCall]) -> Iterator[list[HostCall]]:
         room -= nbytes
     if turn:
         yield turn
-
-
-def _copies_tiles(exchange: HostExchange, parts: Legs, ends: Ends) -> bool:
-    """Whether a move copies each device's tile, as it is, to another device at the same position, and no other device.
-
-    `jax.device_put` does this at once, in threads that it has, and takes less time than numpy. Large tiles stay with
-    numpy, which has huge pages for them.
-    """
-    across = parts.across
-    if parts.before.steps or parts.after.steps or across.view is not None or across.source.partial:
-        return False
-    large = across.target.tile_bytes * exchange.tiles >= THREADED
-    if large or across.source.tile_shape != exchange.tile_shape:
-        return False
-    if not exchange.tiles == len(ends.near) == len(ends.far) or any(map(operator.eq, ends.near, ends.far)):
-        return False
-    return [(copy.sender, copy.receiver) for copy in exchange.copies] == [(at, at) for at in range(exchange.tiles)]
 
 
 def _compile_tile_move(parts: Legs, pairs: dict[int, int], ends: Ends, donate: bool) -> Moving:
