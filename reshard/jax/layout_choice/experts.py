@@ -267,9 +267,10 @@ class _StepRoles:
         examples = self._count_examples(states, dim)
         batch: dict[int, int] = {}
         for at, value in enumerate(self.step.arguments):
-            dims = value.shape[dim : dim + 1] if at not in states else value.shape if answers else ()
-            if examples in dims and not _is_key(value):
-                batch[at] = dim + dims.index(examples)
+            first = 0 if at in states else dim
+            dims = value.shape if at in states else value.shape[dim : dim + 1]
+            if examples in dims and not _is_key(value) and (answers or at not in states):
+                batch[at] = first + dims.index(examples)
         return batch
 
     def _count_reached(self, batch: dict[int, int]) -> tuple[int, bool]:

@@ -214,6 +214,9 @@ def test_a_server_splits_what_it_answers():
     assert spec_of(step, one, "cache") == P(AXES, None, None)
     assert spec_of(step, one, "tokens") == P(AXES)
     assert spec_of(step, one, "w/table") == P(None, None)
+    # A state as large as the data's features is split by them or not at all.
+    step, experts = experts_of(lambda x, mean: 0.9 * mean + x.mean(0), shape(64, 32), shape(32))
+    assert spec_of(step, experts["data parallel"], "x") == P(AXES, None)
 
 
 def test_a_single_example_is_split_by_features_and_positions():
