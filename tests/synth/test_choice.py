@@ -10,7 +10,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import BudgetError, PlanError
-from reshard.synth.choice import flows
+from reshard.synth.choice import flows, linear_program
 from reshard.synth.choice.assess import assess_splits, list_placed_moves
 from reshard.synth.choice.device_speed import DeviceSpeed
 from reshard.synth.choice.flows import tabulate_problem
@@ -183,6 +183,20 @@ def test_without_any_program_in_time_a_choice_is_returned_and_says_how_far_it_ma
     assert best.seconds <= chosen.seconds < INFINITE and chosen.bound_seconds <= best.seconds
     unsplit = [((),) * len(node.sizes) for node in problem.nodes]
     assert chosen.seconds <= assess_splits(problem, unsplit, (), prices, speed).seconds
+
+
+@pytest.mark.parametrize("slack", [False, True])
+def test_a_program_that_takes_too_much_work_is_not_shown_to_be_impossible(monkeypatch, slack):
+    monkeypatch.setattr(linear_program, "MOST_WORK", 1)
+    program, rng = LinearProgram(), random.Random(5)
+    parts = [program.add_column(whole=True) for _ in range(30)]
+    # Which of 30 numbers add up to what the first 15 do, four times at once?
+    for _ in range(4):
+        weights = {part: float(rng.randrange(100)) for part in parts}
+        beside = {program.add_column(1.0, math.inf): sign for sign in (1.0, -1.0)} if slack else {}
+        program.add_row(weights | beside, *[sum(weights[part] for part in parts[:15])] * 2)
+    found = program.solve(0.0, 60.0)
+    assert not found.impossible and found.bound <= 1e-6 and (found.values is not None) == slack
 
 
 def test_of_choices_that_take_as_long_the_one_that_holds_less_is_made():

@@ -11,6 +11,9 @@ import numpy as np
 
 from reshard.errors import PlanError
 
+MOST_WORK = 4_000_000
+"""Variables times nodes of a search, some ten seconds: what is found then depends on no clock."""
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -58,8 +61,8 @@ class LinearProgram:
         return len(self._low) - 1
 
     def solve(self, gap: float, time_limit: float, without: Sequence[int] = ()) -> Solution:
-        """The least cost within a relative `gap`, or the least that is found in so many seconds, `without` some
-        variables."""
+        """The least cost within a relative `gap`, `without` some variables, or the least that is found by `MOST_WORK`;
+        or in so many seconds, on machines that are slow."""
         if not self.costs:
             return self._solve_nothing()
         optimize, matrix = self._load_solver()
@@ -70,10 +73,14 @@ class LinearProgram:
             integrality=self._whole,
             bounds=optimize.Bounds(0.0, upper),
             constraints=[optimize.LinearConstraint(matrix, self._low, self._high)],
-            options={"mip_rel_gap": gap, "time_limit": max(time_limit, 0.1)},
+            options={
+                "mip_rel_gap": gap,
+                "time_limit": max(time_limit, 0.1),
+                "node_limit": max(MOST_WORK // len(self.costs), 1),
+            },
         )
-        # Status 2 is infeasible, 4 "infeasible or unbounded", and what is chosen here is bounded.
-        impossible = found.status in (2, 4)
+        # Status 2 is infeasible; 4 is "unbounded or infeasible", and what is chosen here is bounded, or too many nodes.
+        impossible = found.status == 2 or "unbounded or infeasible" in found.message
         bound = np.inf if impossible else -np.inf if found.mip_dual_bound is None else float(found.mip_dual_bound)
         return Solution(found.x, bound, impossible)
 

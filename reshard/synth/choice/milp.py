@@ -9,7 +9,8 @@ program, or that sum, whichever is less, is a bound on every choice.
 
 Memory enters where a solution exceeds the budget, position by position: most positions of most programs never bind. A
 solution of a relaxation that keeps to the budget everywhere is the best of all. Where rows bind, the program without
-whole variables says what a byte is worth at each position; with these prices the bounds know of the budget, too.
+whole variables says what a byte is worth at each position; with these prices the bounds know of the budget, too. The
+splits that it took, whole or in part, are the first program: few, and nearly always with a choice near the best.
 """
 
 from __future__ import annotations
@@ -185,14 +186,13 @@ class SplitSearch:
             near = self.gap / 50 if budget is None else self.gap
             if best is not None and best.seconds * self.scale <= lower * (1 + near) + 1e-9:
                 break
-            if best is not None and width > WIDTHS[0]:
-                # Who takes a split that adds more than this cannot be better than the best by more than the gap.
-                reach = min(reach, best.seconds * self.scale / (1 + self.gap))
-            elif budget is not None and self._is_small():
+            if budget is not None and self._is_small() and width == WIDTHS[0]:
                 # A small program of all splits is solved as soon as one of some, which would be followed by another.
                 reach = np.inf
-            elif best is not None and width and budget is not None:
-                reach = best.seconds * self.scale / (1 + self.gap)
+            elif best is not None and width > (WIDTHS[0] if budget is None else 0.0):
+                # Who takes a split that adds more than this cannot be better than the best by more than the gap.
+                enough = best.seconds * self.scale / (1 + self.gap)
+                reach = min(reach, enough) if budget is None else enough
             # On three axes thousands of splits cost nearly the same: programs of all of them are not solved in time.
             reach = min([reach, *np.sort(np.concatenate(floors))[MOST_SPLITS:][:1]]) if floors else reach
             reach = max(least, reach) if width else reach
