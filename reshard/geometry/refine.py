@@ -282,16 +282,16 @@ def _cuts_inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
     return inside
 
 
-def partial_change(operand: Layout, result: Layout) -> PartialChange | None:
-    """What becomes of the partial sub-axes of two layouts on one mesh; None if the two cut an axis in ways that do
-    not nest.
+def partial_change(operand: Layout, result: Layout, also: Iterable[int] = ()) -> PartialChange | None:
+    """What becomes of the partial sub-axes of two layouts on one mesh, cut at other positions `also`; None if the two
+    cut an axis in ways that do not nest.
 
     >>> mesh = Mesh(x=6)
     >>> partial_change(Layout.parse("f32[5] + sum{x}", mesh), Layout.parse("f32[5] + sum{x:(1)2}", mesh))
     PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),), started=())
     """
     factors = [*_summand_factors(operand), *_summand_factors(result)]
-    cuts = sorted({end for stride, size in factors for end in (stride, stride * size)})
+    cuts = sorted({*also, *(end for stride, size in factors for end in (stride, stride * size))})
     return _partial_change(operand, result, cuts) if is_chain(cuts) else None
 
 

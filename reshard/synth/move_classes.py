@@ -18,25 +18,24 @@ class, or too little that stays local for what the fastest route cuts, is planne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from functools import partial as partial_call
 from itertools import count, pairwise
 from typing import NamedTuple
 
 from reshard.errors import PlanError
-from reshard.geometry.refine import Refinement
-from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.step_mode import PLAIN, StepMode
+from reshard.geometry.refine import Factor, PartialChange, RefinedDigit, Refinement, partial_change, prime_digits
+from reshard.plans.plan import StepSpec
 from reshard.synth import cost
 from reshard.synth.network import Links
-from reshard.synth.routes import Pair, Route, idle, list_routes, normal
+from reshard.synth.routes import Pair, Route, idle, list_routes, normal, reduction
 from reshard.synth.routes.route import hold_digits
 from reshard.synth.wires import Wires
 from reshard.types import dtypes
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, is_chain, places
-from reshard.types.reductions import identity
+from reshard.types.reductions import all_reduce_elements, identity
 from reshard.types.whole import primes
 
 _MOST_BYTES = 1 << 60
@@ -215,26 +214,18 @@ def find_classes(mesh: Mesh, links: Wires) -> MoveClasses:
     return MoveClasses(mesh, links)
 
 
-class _CutStep(NamedTuple):
-    """A step of a route of a class: after it, the digits of each held one, and the sub-axis that holds each part of the
-    local one, None if it's local."""
-
-    kind: str
-    mode: StepMode
-    sums: tuple[tuple[SubAxis, ...], str | None]
-    held: tuple[tuple[Digit, ...], ...]
-    parts: tuple[SubAxis | None, ...]
+Sums = tuple[tuple[SubAxis, ...], str | None]
+"""The sub-axes along which a layout is partial, and by which operation."""
 
 
-class _CutRoute(NamedTuple):
-    """The parts that a route cuts off the local digit, major first, and its steps."""
+class _ClassRoute(NamedTuple):
+    """A route of a class: its digits, parts of those with their numbers as dims, where the local one comes after those
+    that are held; of each step the kind, who holds the digits after it, and the sums; and the seconds of those that
+    take any, for a byte of the array."""
 
-    parts: tuple[int, ...]
-    steps: tuple[_CutStep, ...]
-
-
-_Found = tuple[list[cost.StepTime], Callable[[], _CutRoute | None]]
-"""The seconds of the steps of a route for a byte of the array, and what finds the route."""
+    digits: tuple[RefinedDigit, ...]
+    steps: list[tuple[str, normal.State, Sums]]
+    times: list[cost.StepTime]
 
 
 class ClassRoutes:
@@ -243,165 +234,200 @@ class ClassRoutes:
     def __init__(self, mesh: Mesh, kind: MoveClass, wires: Wires) -> None:
         # More than all cuts of all devices, so that the end of the last part that is cut off is inside the digit.
         room = mesh.size * next(more for more in count(2) if mesh.size % more)
-        find_routes = _find_kept if kind.sums[0] == kind.sums[1] else _find_sums
-        found = list(find_routes(mesh, kind, wires, room))
+        found = list(_list_class_routes(mesh, kind, wires, room))
         low, high = wires.sizes or (1.0, float(_MOST_BYTES))
-        self._found = [found[at] for at in cost.pick_fastest([times for times, _ in found], low, high)]
-        self._cut: dict[int, _CutRoute | None] = {}
-        self._received: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._kind, self._devices = kind, mesh.size
+        self._found = [found[at] for at in cost.pick_fastest([route.times for route in found], low, high)]
+        self._parts: dict[int, list[tuple[int, int]]] = {}
+        self._received: dict[tuple[int, ...], int] = {}
 
     def list_fastest(self, nbytes: int, local: Sequence[int]) -> tuple[float, tuple[int, ...]]:
         """The seconds of arrays of so many bytes, and the numbers of the routes that take them, without those for which
         too little is local."""
-        seconds = [sum(time.at(nbytes) for time in times) for times, _ in self._found]
+        seconds = [sum(time.at(nbytes) for time in route.times) for route in self._found]
         least = min(seconds)
         fastest = (at for at, time in enumerate(seconds) if cost.is_as_fast(time, least))
-        return least, tuple(at for at in fastest if _allot_parts(self._cut_route(at), local) is not None)
+        return least, tuple(at for at in fastest if _allot_parts(self._list_parts(at), local) is not None)
 
-    def count_received(self, fastest: tuple[int, ...], move: ClassedMove) -> int:
-        """The bytes that the busiest device receives in a move on the best of these routes."""
+    def count_received(self, fastest: tuple[int, ...], nbytes: int) -> int:
+        """The bytes that the busiest device receives of an array of so many, on the best of these routes."""
         if fastest not in self._received:
-            plans = (chain(move.pair.source, move.pair.target, self.spell(at, move)) for at in fastest)
-            self._received[fastest] = min(plan.received_bytes for plan in plans), move.nbytes
-        received, nbytes = self._received[fastest]
-        return received * move.nbytes // nbytes
+            self._received[fastest] = min(self._count_parts(self._found[at]) for at in fastest)
+        return self._received[fastest] * nbytes // self._devices**2
+
+    def _count_parts(self, route: _ClassRoute) -> int:
+        """What the busiest device receives on a route, in parts of an array that's as many as the square of devices."""
+        total, digits = 0, route.digits
+        before = tuple(digit.src if digit.dim < len(self._kind.held) else None for digit in digits)
+        summands = [
+            math.prod(axis.size for axis in sums[0]) for sums in (self._kind.sums[0], *(s[2] for s in route.steps))
+        ]
+        for (kind, after, _), (were, are) in zip(route.steps, pairwise(summands), strict=True):
+            tile = self._devices**2 // normal.count_held(digits, before)
+            changes = [(d.radix, b, a) for d, b, a in zip(digits, before, after, strict=True) if b != a]
+            taken = math.prod(radix for radix, b, _ in changes if b is None)
+            released = math.prod(radix for radix, _, a in changes if a is None)
+            if kind == "all_reduce":
+                total += all_reduce_elements(tile, were // are)
+            elif kind == "reduce_scatter":
+                total += tile - tile // taken
+            elif kind != "split_sum":
+                # An exchange, of which all others are cases: a message from each device of which a part is needed.
+                total += tile // taken * (released - all(None in ends for _, *ends in changes))
+            before = after
+        return total
 
     def spell(self, at: int, move: ClassedMove) -> Route:
         """One of the routes, with the layouts of a move."""
-        route = self._cut_route(at)
+        route, parts = self._found[at], _allot_parts(self._list_parts(at), move.local)
         source, mesh = move.pair.source, move.pair.source.mesh
-        parts = _allot_parts(route, move.local)
-        if route is None or parts is None:
+        if parts is None:
             raise PlanError(f"{move.pair.source} -> {move.pair.target} has too little that stays local for a route")
         allotted = iter(parts)
         pieces = [next(allotted) if d.src is d.dst is None else [] for d in move.refinement.digits]
         whole = tuple(Dim((Digit(size, None),), size) for size in source.shape)
-
-        def find_stride(axis: SubAxis | None) -> int | None:
-            return axis and mesh.stride(axis._replace(axis=move.axes[axis.axis]))
-
+        held: dict[int, list[int]] = {}
+        for number, digit in enumerate(route.digits):
+            held.setdefault(digit.dim, []).append(number)
         steps: list[StepSpec] = []
-        for step in route.steps:
+        for kind, state, (partial, by) in route.steps:
+            strides = [
+                axis and mesh.stride(axis._replace(axis=move.axes[axis.axis]))
+                for digit, stride in zip(route.digits, state, strict=True)
+                for axis in (mesh.sub_axes(stride, digit.radix)[:1] if stride else [None])
+            ]
             digits: list[tuple[int, int, int | None]] = []
             for (dim, radix, src, dst), cuts in zip(move.refinement.digits, pieces, strict=True):
                 if src is None and dst is None:
                     for part, size, place in cuts:
-                        stride = find_stride(step.parts[part])
+                        stride = strides[part]
                         digits.append((dim, size, stride and stride * place))
                         radix //= size
                     digits.append((dim, radix, None))
                 else:
-                    digits += [(dim, size, find_stride(axis)) for size, axis in step.held[move.places[src, dst]]]
-            partial = tuple(axis._replace(axis=move.axes[axis.axis]) for axis in step.sums[0])
-            like = Layout(mesh, whole, source.dtype, step.sums[1], partial)
-            steps.append(StepSpec(step.kind, hold_digits(like, digits), step.mode))
+                    digits += [(dim, route.digits[n].radix, strides[n]) for n in held[move.places[src, dst]]]
+            sums = tuple(axis._replace(axis=move.axes[axis.axis]) for axis in partial)
+            like = Layout(mesh, whole, source.dtype, by, sums)
+            steps.append(StepSpec(kind, hold_digits(like, digits)))
         return (*steps[:-1], steps[-1]._replace(result=move.pair.target)) if steps else ()
 
-    def _cut_route(self, at: int) -> _CutRoute | None:
-        if at not in self._cut:
-            self._cut[at] = self._found[at][1]()
-        return self._cut[at]
+    def _list_parts(self, at: int) -> list[tuple[int, int]]:
+        """The digits that a route cuts off the local one, as (number, radix)."""
+        if at not in self._parts:
+            many, (digits, steps, _) = len(self._kind.held), self._found[at]
+            cut = [n for n, digit in enumerate(digits) if digit.dim >= many and any(state[n] for _, state, _ in steps)]
+            self._parts[at] = [(n, digits[n].radix) for n in cut]
+        return self._parts[at]
 
 
-def _find_kept(mesh: Mesh, kind: MoveClass, wires: Wires, room: int) -> Iterator[_Found]:
-    """The fastest routes that keep all sums, as states, over each prefix of the idle axes: few are ever spelled."""
-    partial, reduction = kind.sums[0]
-    like = Layout(mesh, (), kind.dtype or "f32", reduction, partial)
-    held = [(radix, src or None, dst or None) for radix, src, dst in kind.held]
-    used = [axis for radix, *ends in held for end in ends if end for axis in mesh.sub_axes(end, radix)]
-    used += partial
-    over: list[tuple[int, int, None]] = []
+def _list_class_routes(mesh: Mesh, kind: MoveClass, wires: Wires, room: int) -> Iterator[_ClassRoute]:
+    """The routes of a class, as states; of those that start no sum also over each prefix of the idle axes."""
+    source, target = (Layout(mesh, (), kind.dtype or "f32", by, partial) for partial, by in kind.sums)
+    check_start(Pair(source, target))
+    held = [RefinedDigit(number, radix, src or None, dst or None) for number, (radix, src, dst) in enumerate(kind.held)]
+    spans = [(end, end * radix) for _, radix, *ends in held for end in ends if end]
+    change = partial_change(source, target, (end for span in spans for end in span)) or PartialChange((), (), ())
+    local = RefinedDigit(len(held), room, None, None)
+    if change.started:
+        yield from _start_sums((local, *held), source, target, change, wires)
+        return
+    used = [axis for low, high in spans for axis in mesh.sub_axes(low, high // low)]
+    used += [*source.partial, *target.partial]
+    over: list[RefinedDigit] = []
     for axis in (None, *idle.sort_idle_axes(mesh, used, wires)):
         if axis is not None:
             used.append(axis)
-            over.append((axis.size, mesh.stride(axis), None))
+            over.append(RefinedDigit(len(held) + len(over), axis.size, mesh.stride(axis), None))
             # Parts of an axis that do not nest cannot be in one layout.
             ends = {end for each in used if each.axis == axis.axis for end in (each.pre, each.pre * each.size)}
             if not is_chain(sorted(ends)):
                 return
-        for way in normal.find_ways((*held, *over, (room, None, None)), like, wires):
-            yield way.times, partial_call(_cut_states, mesh, kind, way)
-            if not any(way.times):
+        digits = (*over, local._replace(dim=len(held) + len(over)), *held)
+        for route in _finish_sums(digits, source, target, change.reduced, wires):
+            start = _cut_state(route.digits, [each.src for each in sorted(digits)])
+            yield route._replace(steps=[("slice", start, kind.sums[0]), *route.steps]) if over else route
+            if not any(route.times):
                 return
 
 
-def _cut_states(mesh: Mesh, kind: MoveClass, way: normal.TimedWay) -> _CutRoute:
-    """The route that visits the states of a way, which start once the idle axes are sliced."""
-    digits, states, _ = way
-    many = len(kind.held)
-    start = tuple(digit.src for digit in digits)
-    end = tuple(digit.dst for digit in digits)
-    bare = tuple(digit.src if digit.dim < many else None for digit in digits)
-    path = [bare, end] if states is None else [bare, start, *states, end]
-    cut = [at for at, digit in enumerate(digits) if digit.dim >= many and any(state[at] for state in path)]
-    steps: list[_CutStep] = []
-    for before, after in pairwise(path):
-        if before != after:
-            laid: list[list[Digit]] = [[] for _ in kind.held]
-            for digit, stride in zip(digits, after, strict=True):
-                if digit.dim < many:
-                    axes = mesh.sub_axes(stride, digit.radix) if stride else ()
-                    laid[digit.dim] += [Digit(axis.size, axis) for axis in axes] or [Digit(digit.radix, None)]
-            parts = [(after[at], digits[at].radix) for at in cut]
-            holders = (mesh.sub_axes(stride, radix)[0] if stride else None for stride, radix in parts)
-            kept = "exchange" if states is None else normal.kind_between(before, after)
-            steps.append(_CutStep(kept, PLAIN, kind.sums[0], tuple(map(tuple, laid)), tuple(holders)))
-    return _CutRoute(tuple(digits[at].radix for at in cut), tuple(steps))
+def _finish_sums(
+    digits: Sequence[RefinedDigit], source: Layout, target: Layout, reduced: tuple[Factor, ...], wires: Wires
+) -> Iterator[_ClassRoute]:
+    """The fastest routes between these digits, after sums over some factors in every way."""
+    mesh = target.mesh
+    starts = {reduction.SumStart(tuple(digits), tuple(digit.src for digit in digits)): None}
+    if reduced:
+        spans = [(digit.dst, digit.dst * digit.radix) for digit in digits if digit.dst is not None]
+        chains = normal.Chains(Pair(target, target), Refinement(tuple(digits), (), True, (), ()), prime=True)
+        scattered = reduction.list_sum_starts(mesh, digits, reduced, spans)
+        starts = dict.fromkeys((*scattered, *reduction.list_chain_starts(chains, reduced)))
+    for start in starts:
+        cut, held = start
+        sliced, left = start.find_cut(reduced), start.list_left(reduced)
+        before = tuple(digit.src for digit in cut)
+        first: list[tuple[str, normal.State, Sums]] = []
+        times: list[cost.StepTime] = []
+        partial = tuple(axis for factor in left for axis in mesh.sub_axes(*factor))
+        stages = (
+            ("slice", sliced, (source.partial, source.reduction)),
+            ("reduce_scatter", held, ((*target.partial, *partial), source.reduction)),
+            ("all_reduce", held, (target.partial, target.reduction)),
+        )
+        for (kind, after, sums), needed in zip(stages, (sliced != before, held != sliced, left), strict=True):
+            if needed:
+                first.append((kind, after, sums))
+                changes = zip(cut, before, after, strict=True)
+                changed = tuple((digit.radix, b, a) for digit, b, a in changes if b != a)
+                summed = tuple(left) if kind == "all_reduce" else ()
+                time = cost.time_change(kind, changed, mesh, wires.base, summed)
+                times += [time.scaled(1 / normal.count_held(cut, before))] if kind != "slice" else []
+                before = after
+        rest = tuple((digit.radix, stride, digit.dst) for digit, stride in zip(cut, held, strict=True))
+        for way in normal.find_ways(rest, target, wires):
+            srcs = _cut_state(way.digits, [digit.src for digit in cut])
+            laid = tuple(d._replace(dim=cut[d.dim].dim, src=src) for d, src in zip(way.digits, srcs, strict=True))
+            steps = [(kind, _cut_state(way.digits, state), sums) for kind, state, sums in first]
+            steps += [(kind, state, (target.partial, target.reduction)) for kind, state in way.list_steps()]
+            yield _ClassRoute(laid, steps, [*times, *way.times])
 
 
-def _find_sums(mesh: Mesh, kind: MoveClass, wires: Wires, room: int) -> Iterator[_Found]:
-    """The fastest routes that finish or start a sum."""
-    ends: list[Layout] = []
-    for at, (partial, reduction) in enumerate(kind.sums):
-        dims = [Dim((Digit(room, None),), room)]
-        for radix, *strides in kind.held:
-            held = [Digit(axis.size, axis) for axis in mesh.sub_axes(strides[at], radix)] if strides[at] else []
-            dims.append(Dim(tuple(held or [Digit(radix, None)]), radix))
-        ends.append(Layout(mesh, tuple(dims), kind.dtype, reduction, partial))
-    pair = Pair(*ends)
-    check_start(pair)
-    nbytes = pair.source.nbytes(math.prod(pair.source.shape))
-    known: cost.Known = {}
-    for route in find_fastest(pair, list_routes(pair, wires), wires)[0]:
-        times = cost.list_times(route, pair.source, wires, known)
-        yield [time.scaled(1 / nbytes) for time in times], partial_call(_cut_layouts, pair.source, tuple(route))
+def _start_sums(
+    digits: tuple[RefinedDigit, ...], source: Layout, target: Layout, change: PartialChange, wires: Wires
+) -> Iterator[_ClassRoute]:
+    """The fastest routes between these digits that split a sum in the end."""
+    sums, started = (target.partial, target.reduction), {factor.stride for factor in change.started}
+    ends = tuple(digit.dst for digit in digits)
+    if not change.reduced and all(d.src is None or d.src in started for d in digits if d.src != d.dst):
+        yield _ClassRoute(digits, [("split_sum", ends, sums)], [])
+        return
+    kept = tuple(axis for factor in change.kept for axis in target.mesh.sub_axes(*factor))
+    left = replace(target, partial=kept)
+    # Cut as the digits are.
+    reduced = tuple(Factor(*place) for factor in change.reduced for place in places(*factor))
+    for cut, holders in reduction.list_split_sums(prime_digits(Refinement(digits, (), True, (), ())), change.started):
+        numbered = [digit._replace(dim=at, dst=holders[at]) for at, digit in enumerate(cut)]
+        for route in _finish_sums(numbered, source, left, reduced, wires):
+            dsts = _cut_state(route.digits, [digit.dst for digit in cut])
+            laid = tuple(d._replace(dim=cut[d.dim].dim, dst=dst) for d, dst in zip(route.digits, dsts, strict=True))
+            yield _ClassRoute(laid, [*route.steps, ("split_sum", dsts, sums)], route.times)
 
 
-def _cut_layouts(source: Layout, route: Route) -> _CutRoute | None:
-    """A route of layouts whose first dim is the local digit; None if its steps cut that in ways that do not nest."""
-    laid: list[list[tuple[int, int, SubAxis | None]]] = []  # Digits from one count of major parts to another.
-    for layout in (source, *(step.result for step in route)):
-        laid.append([])
-        low = 1
-        for radix, axis in layout.dims[0].digits:
-            laid[-1].append((low, low * radix, axis))
-            low *= radix
-    chain = sorted({end for digits in laid for low, high, _ in digits for end in (low, high)})
-    if not is_chain(chain):
-        return None
-    every: list[list[SubAxis | None]] = []
-    for low, high in pairwise(chain):
-        holders: list[SubAxis | None] = []
-        for digits in laid:
-            start, axis = next((start, axis) for start, end, axis in digits if start <= low < end)
-            holders.append(axis and SubAxis(axis.axis, axis.pre * (low // start), high // low))
-        every.append(holders)
-    cut = [(high // low, holders) for (low, high), holders in zip(pairwise(chain), every, strict=True) if any(holders)]
-    after = zip(*(holders[1:] for _, holders in cut), strict=True) if cut else ((),) * len(route)
-    steps = tuple(
-        _CutStep(kind, mode, (to.partial, to.reduction), tuple(dim.digits for dim in to.dims[1:]), parts)
-        for (kind, to, mode), parts in zip(route, after, strict=True)
-    )
-    return _CutRoute(tuple(size for size, _ in cut), steps)
+def _cut_state(parts: Sequence[RefinedDigit], state: Sequence[int | None]) -> normal.State:
+    """Who holds parts of the digits that another state is of, whose numbers they have as dims."""
+    places: dict[int, int] = {}
+    held: list[int | None] = []
+    for _, (number, radix, _, _) in zip(parts, reversed(parts), strict=True):
+        stride, place = state[number], places.get(number, 1)
+        held.append(place * stride if stride else None)
+        places[number] = place * radix
+    return tuple(reversed(held))
 
 
-def _allot_parts(cut: _CutRoute | None, local: Sequence[int]) -> list[list[tuple[int, int, int]]] | None:
+def _allot_parts(parts: Sequence[tuple[int, int]], local: Sequence[int]) -> list[list[tuple[int, int, int]]] | None:
     """For each local digit what is cut off it, as (number of the part, size, how many times the part's stride); parts
     that no digit has room for are cut to primes. None if there is too little."""
-    if cut is None:
-        return None
     left, taken = list(local), [list[tuple[int, int, int]]() for _ in local]
-    for number, part in enumerate(cut.parts):
+    for number, part in parts:
         whole = any(radix % part == 0 for radix in left)
         for place, size in [(1, part)] if whole else places(1, part):
             at = next((at for at, radix in enumerate(left) if radix % size == 0), None)

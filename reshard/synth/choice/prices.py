@@ -178,7 +178,7 @@ class MovePrices:
         seconds, fastest = routes.list_fastest(nbytes, move.local)
         if not fastest:
             return self.price(source, target).seconds
-        moves = bool(routes.count_received(fastest, move))
+        moves = bool(routes.count_received(fastest, nbytes))
         packing = self._time_packing(self._count_packed(move._replace(nbytes=nbytes), fastest))
         return seconds + packing + (0.0 if moves else self._time_copy(target))
 
@@ -200,7 +200,7 @@ class MovePrices:
             seconds, fastest = routes.list_fastest(move.nbytes, move.local)
             if fastest:
                 seconds += self._time_packing(self._count_packed(move, fastest))
-                received = routes.count_received(fastest, move)
+                received = routes.count_received(fastest, move.nbytes)
                 return MovePrice(seconds, received, lambda: self._count_peak(self.plan(source, target)))
         plan = self.plan(source, target)
         seconds = (plan.seconds or 0.0) + self._time_packing(_count_packed(plan))

@@ -25,7 +25,7 @@ goes. The move is an all-to-all if it consists of swaps, a permute if of permute
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -156,8 +156,7 @@ class Chains:
         """The layout in which the digits are held as in this state."""
         if state in self._layouts:
             return self._layouts[state]
-        digits = ((d.dim, d.radix, stride) for d, stride in zip(self.digits, state, strict=True))
-        layout = hold_digits(self.source, digits)
+        layout = hold_digits(self.source, list_holders(self.digits, state))
         self._layouts[state] = layout
         return layout
 
@@ -216,19 +215,23 @@ class Chains:
                     borrowings.append(Borrowing(head, tail, free=match[1], spent=match[0]))
         return tuple(borrowings)
 
-    def detours(self, idle: Sequence[tuple[int, int]] = (), backward: bool = False) -> Iterator[list[State]]:
+    def detours(
+        self, idle: Sequence[tuple[int, int]] = (), backward: bool = False, speeds: Mapping[str, float] | None = None
+    ) -> Iterator[list[State]]:
         """Swaps that borrow `idle` strides, or the free ones of slices: a permute, then what these strides do.
 
             -  -> x,  x -> -   with   -  -> y    becomes    y -> x,  x -> y;   then   y -> -,  -  -> y
             -  -> x,  x -> -   with y idle       becomes    y -> x,  x -> y;   then   y -> -
 
-        If x is slow, it is crossed once, not once for each share. Swaps for which nothing is left to borrow come after
-        the permute, or with it in one exchange; then those borrow that come last, too, if the first ones did not do so
-        `backward`. Few messages along y gather it, and slice again.
+        Of slices, that of the fastest stride lends it, by `speeds` of axes; a longer chain, of  -  -> z,  z -> y, is
+        given z back. If x is slow, it is crossed once, not once for each share. Swaps for which nothing is left to
+        borrow come after the permute, or with it in one exchange; then those borrow that come last, too, if the first
+        ones did not do so `backward`. Few messages along y gather it, and slice again.
         """
         first, last = list(self.sliced()), list(self.ungathered())
         exchanged, moved, opened = list(first), list(last), list(last)
-        slices = [i for i, d in enumerate(self.digits) if d.src is None and d.dst is not None and d.dst == first[i]]
+        slices = [i for i, d in enumerate(self.digits) if d.src is None and d.dst is not None and first[i] is not None]
+        slices.sort(key=lambda at: 0 if speeds is None else -speeds[self.axis_of(first[at] or 0)])
         spare, left_out = list(idle), False
         for head, digit in list(enumerate(self.digits))[:: -1 if backward else 1]:
             if digit.src is not None or digit.dst not in self._by_src:
@@ -242,17 +245,17 @@ class Chains:
             free = next((each for each in spare if each[1] == digit.radix), None)
             if free is not None:
                 spare.remove(free)
-                stride = free[0]
+                stride = freed = free[0]
             elif lender is not None:
                 slices.remove(lender)
-                stride = self.digits[lender].dst
+                stride, freed = first[lender], self.digits[lender].dst
                 first[lender] = exchanged[lender] = moved[lender] = opened[lender] = None
             else:
                 left_out = True
                 continue
             for at in chain:
                 exchanged[at] = self.digits[at].dst
-            first[head] = exchanged[chain[-1]] = moved[chain[-1]] = stride
+            first[head], exchanged[chain[-1]], moved[chain[-1]] = stride, stride, freed
         if moved != last:
             yield [tuple(first), tuple(exchanged), tuple(last)]
             yield [tuple(first), tuple(moved), tuple(last)]
@@ -261,7 +264,7 @@ class Chains:
                 yield [tuple(first), tuple(moved), tuple(opened), tuple(last)]
                 yield [tuple(first), tuple(exchanged), tuple(moved), tuple(opened), tuple(last)]
             if left_out and not backward:
-                yield from self.detours(idle, backward=True)
+                yield from self.detours(idle, True, speeds)
 
     def swaps_alone(self, state: State, goal: State) -> State:
         """From `state`, only the swaps on the way to `goal`: what becomes local there does, and what becomes held
@@ -362,16 +365,14 @@ def _route_on_network(source: Layout, target: Layout, wires: Wires) -> tuple[Rou
         return tuple(list_staged(Chains(pair, refinement), wires))
     # Few of a class become layouts: what is slower in part is slower in all.
     every = refinement.digits
-    places = sorted(range(len(every)), key=lambda at: [part or 0 for part in every[at][1:]])
+    bare = Layout(source.mesh, (), "f32", "sum" if source.partial else None, source.partial)
     routes: list[Route] = []
-    for digits, states, _ in find_ways(tuple(every[at][1:] for at in places), source, wires):
+    for digits, states, _ in find_ways(tuple(digit[1:] for digit in every), bare, wires):
         if states is None:
             routes.append((StepSpec("exchange", target),))
-            continue
-        order = sorted(range(len(digits)), key=lambda at: places[digits[at].dim])
-        laid = tuple(digits[at]._replace(dim=every[places[digits[at].dim]].dim) for at in order)
-        found = Chains(pair, replace(refinement, digits=laid))
-        routes.append(visit_states(found, [tuple(state[at] for at in order) for state in states]))
+        else:
+            laid = tuple(digit._replace(dim=every[digit.dim].dim) for digit in digits)
+            routes.append(visit_states(Chains(pair, replace(refinement, digits=laid)), states))
     return tuple(routes)
 
 
@@ -383,15 +384,31 @@ class TimedWay(NamedTuple):
     states: tuple[State, ...] | None
     times: list[cost.StepTime]
 
+    def list_steps(self) -> list[tuple[str, State]]:
+        """The kind of each step, and who holds the digits after it."""
+        start, end = (tuple(digit[at] for digit in self.digits) for at in (2, 3))
+        if self.states is None:
+            return [("exchange", end)]
+        return [(kind_between(b, a), a) for b, a in pairwise([start, *self.states, end]) if b != a]
 
-def find_ways(digits: tuple[tuple[int, int | None, int | None], ...], like: Layout, wires: Wires) -> list[TimedWay]:
+
+@lru_cache(maxsize=1 << 14)
+def find_ways(digits: tuple[tuple[int, int | None, int | None], ...], bare: Layout, wires: Wires) -> list[TimedWay]:
     """The ways between even layouts of these digits, as (radix, before, after), that are fastest at some size for which
-    the wires are. They are timed as states, whatever the dims and the size; `like` has the mesh and the sums."""
-    bare = Layout(like.mesh, (), "f32", "sum" if like.partial else None, like.partial)
-    ways, lent, share = _time_ways(digits, bare, wires.base)
+    the wires are. They are timed as states, whatever the dims and the size; `bare` has the mesh and the sums."""
+    # In one order, so that few are searched.
+    places = sorted(range(len(digits)), key=lambda at: [part or 0 for part in digits[at]])
+    ways, lent, share = _time_ways(tuple(digits[at] for at in places), bare, wires.base)
     low, high = wires.sizes or (1.0, _MOST_BYTES)
     ways = [*ways, *lent] if low * share >= least_lent(wires) else ways
-    return [ways[at] for at in cost.pick_fastest([way.times for way in ways], low, high)]
+    found: list[TimedWay] = []
+    for way in (ways[at] for at in cost.pick_fastest([way.times for way in ways], low, high)):
+        numbers = [places[digit.dim] for digit in way.digits]
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        laid = tuple(way.digits[at]._replace(dim=numbers[at]) for at in order)
+        states = None if way.states is None else tuple(tuple(state[at] for at in order) for state in way.states)
+        found.append(TimedWay(laid, states, way.times))
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -411,12 +428,17 @@ def _time_ways(
     if chains.start != chains.end:
         ways.append(TimedWay(chains.digits, None, _time_states(chains, (), wires, known, "exchange")))
     fastest = cost.pick_fastest([way.times for way in ways], 1.0, _MOST_BYTES)
-    return [ways[at] for at in fastest], lending, 1 / _count_held(chains, chains.sliced())
+    return [ways[at] for at in fastest], lending, 1 / count_held(chains.digits, chains.sliced())
 
 
-def _count_held(chains: Chains, state: State) -> int:
+def list_holders(digits: Sequence[RefinedDigit], state: State) -> Iterator[tuple[int, int, int | None]]:
+    """The dim, the radix and the holder of each digit in this state."""
+    return ((digit.dim, digit.radix, stride) for digit, stride in zip(digits, state, strict=True))
+
+
+def count_held(digits: Sequence[RefinedDigit], state: State) -> int:
     """The tiles of an array in this state."""
-    return math.prod(digit.radix for digit, stride in zip(chains.digits, state, strict=True) if stride is not None)
+    return math.prod(digit.radix for digit, stride in zip(digits, state, strict=True) if stride is not None)
 
 
 def _time_states(
@@ -438,7 +460,7 @@ def _time_states(
                 changes = zip(chains.digits, before, after, strict=True)
                 changed = tuple((digit.radix, b, a) for digit, b, a in changes if b != a)
                 time = cost.time_change(kind, changed, chains.source.mesh, wires)
-                known[key] = time.scaled(1 / _count_held(chains, before))
+                known[key] = time.scaled(1 / count_held(chains.digits, before))
         if (time := known[key]) is not None:
             times.append(time)
     return times
@@ -546,7 +568,8 @@ def _list_detours(chains: Chains, links: Links) -> Iterator[_Path]:
     """Swaps that borrow the strides of slices. Where some axes are slower than others, they also borrow idle strides,
     the fastest first, or none once what is spent is gathered."""
     prime = Chains(Pair(chains.source, chains.target), chains.refinement, prime=True)
-    yield from ((prime, states) for states in prime.detours())
+    speeds = {axis: link.bandwidth for axis, link in links.items()}
+    yield from ((prime, states) for states in prime.detours(speeds=speeds))
     if len({link.bandwidth for link in links.values()}) == 1 or not chains.refinement.exact:
         return
     mesh, after = chains.source.mesh, set(prime.end)
@@ -560,7 +583,7 @@ def _list_detours(chains: Chains, links: Links) -> Iterator[_Path]:
         idle = [(s, size) for s, size in every if not any(low < s * size and s < high for low, high in used)]
         start = tuple(digit.src for digit in digits)
         rest = Chains(Pair(chains.source, chains.target), replace(chains.refinement, digits=digits))
-        yield from ((prime, [start, *states]) for states in rest.detours(idle))
+        yield from ((prime, [start, *states]) for states in rest.detours(idle, speeds=speeds))
 
 
 def _take_over(chains: Chains, links: Links) -> Iterator[_Path]:

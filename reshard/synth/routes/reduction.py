@@ -25,16 +25,16 @@ Devices along axes that neither layout uses reduce by themselves.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import NamedTuple
 
 from reshard.errors import LayoutError, MeshError
 from reshard.geometry.refine import (
     Factor,
     PartialChange,
     RefinedDigit,
-    Refinement,
     partial_change,
     prime_digits,
     refine,
@@ -45,7 +45,7 @@ from reshard.geometry.remesh import remesh
 from reshard.plans.plan import StepSpec
 from reshard.synth.network import Links
 from reshard.synth.routes import boxes, normal, permute_first
-from reshard.synth.routes.normal import Chains
+from reshard.synth.routes.normal import Chains, State
 from reshard.synth.routes.route import Pair, Route, hold_digits
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis, places, prime_places
@@ -103,112 +103,130 @@ def _list_starts(pair: Pair) -> Iterator[Start]:
     """Ways to finish the partial sub-axes that the target does not have."""
     source, target, refinement = pair.source, pair.target, pair.refinement
     bare = Layout(source.mesh, source.dims, source.dtype, target.reduction, target.partial)
-    # The factors to reduce over; where the layouts refine, cut where the digits of the target need them.
-    change = partial_change(source, target) if refinement is None else None
-    reduced = list(change.reduced if change is not None else refinement.reduced if refinement is not None else ())
-    held = [target.mesh.span(axis) for axis in target.held]
-    # Which of them to scatter: all, those that the target holds, those along or beside one axis, or none. Scattered
-    # along some axes only, the rest is an all-reduce of little data: best across slow links.
-    choices = [reduced, [f for f in reduced if _lies_inside(f.stride, held)]]
-    for axis in dict.fromkeys(target.mesh.axis_at(f.stride) for f in reduced):
-        along = [f for f in reduced if target.mesh.axis_at(f.stride) == axis]
-        choices += [along, [f for f in reduced if f not in along]]
+    opaque = frozenset(at for at, dim in enumerate(source.dims) if dim.pieces is not None)
+    if refinement is not None:
+        reduced, digits = refinement.reduced, refinement.digits
+    else:
+        change = partial_change(source, target)
+        reduced, digits = () if change is None else change.reduced, _list_digits(source)
+    mesh, spans = source.mesh, [target.mesh.span(axis) for axis in target.held]
     # A slice by a digit that pads makes tiles larger, for example f32[4] to f32[1{x}64/4]: also reduce without slices.
     padded = refinement is not None and not refinement.exact
-    for scattered in [*(each for at, each in enumerate(choices) if each and each not in choices[:at]), []]:
-        for slice_first in (True, False) if padded else (True,):
-            # A choice falls away where sub-axes of the two cannot coexist in one layout; the last one never does.
-            with contextlib.suppress(LayoutError):
-                digits = _SourceDigits(source, refinement)
-                for factor in digits.sliceable():
-                    if slice_first and factor not in reduced:
-                        digits.hold(factor)
-                cut = hold_digits(source, digits.holders)
-                done = [f for f in scattered if digits.hold(f)]
-                left = tuple(s for f in reduced if f not in done for s in source.mesh.sub_axes(*f))
-                whole = hold_digits(_make_partial(source, source, (*bare.partial, *left)), digits.holders)
-                yield _finish_reduction(source, bare, cut, whole)
+    for cut in list_sum_starts(mesh, digits, reduced, spans, padded, opaque):
+        # A choice falls away where sub-axes of the two cannot coexist in one layout; the last one never does.
+        with contextlib.suppress(LayoutError):
+            states = cut.find_cut(reduced), cut.held
+            part, whole = (hold_digits(bare, normal.list_holders(cut.digits, state)) for state in states)
+            yield _finish_reduction(source, bare, part, whole, cut.list_left(reduced))
+    along = Pair(bare, target)
     with contextlib.suppress(LayoutError):
-        yield from _along_chains(source, bare, target, reduced)
-
-
-class _SourceDigits:
-    """The source's digits, cut as the target needs them, while factors come to hold local ones."""
-
-    def __init__(self, source: Layout, refinement: Refinement | None) -> None:
-        self._whole = {at for at, dim in enumerate(source.dims) if dim.pieces is not None}
-        if refinement is not None:
-            self.digits = list(refinement.digits)
+        if along.refinement is None:
+            stage = permute_first.slice_source(bare, target, [(f.stride, f.stride * f.size) for f in reduced])
+            if stage is not None:
+                held = {place for axis in stage[1].held for place in prime_places(mesh, axis)}
+                yield _finish_reduction(source, bare, *stage, _list_left(reduced, held))
             return
-        self.digits: list[RefinedDigit] = []
-        for at, dim in enumerate(source.dims):
-            for radix, axis in dim.digits:
-                self.digits.append(RefinedDigit(at, radix, None if axis is None else source.mesh.stride(axis), None))
-
-    @property
-    def holders(self) -> list[tuple[int, int, int | None]]:
-        """The digits as they are held now."""
-        return [(dim, radix, src) for dim, radix, src, _ in self.digits]
-
-    def sliceable(self) -> list[Factor]:
-        """Factors that nothing holds by yet, and that hold a local digit in the target."""
-        held = {src for _, _, src, _ in self.digits}
-        local = (digit for digit in self.digits if digit.src is None)
-        return [Factor(d.dst, d.radix) for d in local if d.dst is not None and d.dst not in held]
-
-    def hold(self, factor: Factor) -> bool:
-        """Lets a factor hold the local digit that it holds in the target, else the first that it divides; False if
-        there is none."""
-        local = [(at, d) for at, d in enumerate(self.digits) if d.src is None and d.dim not in self._whole]
-        wanted = [at for at, digit in local if (digit.dst, digit.radix) == factor]
-        fits = [at for at, d in local if d.dst is None and d.radix and d.radix % factor.size == 0]
-        for at in [*wanted, *fits][:1]:
-            dim, radix, _, dst = self.digits[at]
-            rest = [RefinedDigit(dim, radix // factor.size, None, None)] if radix > factor.size else []
-            self.digits[at : at + 1] = [RefinedDigit(dim, factor.size, factor.stride, dst), *rest]
-            return True
-        return False
+        for cut in list_chain_starts(Chains(along, along.refinement, prime=True), reduced):
+            chains = Chains(along, replace(along.refinement, digits=cut.digits))
+            stage = chains.layout(cut.find_cut(reduced)), chains.layout(cut.held)
+            yield _finish_reduction(source, bare, *stage, cut.list_left(reduced))
 
 
-def _along_chains(source: Layout, bare: Layout, target: Layout, reduced: list[Factor]) -> Iterator[Start]:
+def _list_digits(layout: Layout) -> tuple[RefinedDigit, ...]:
+    """The digits of a layout, as if none was held after."""
+    held = ((at, radix, axis) for at, dim in enumerate(layout.dims) for radix, axis in dim.digits)
+    return tuple(RefinedDigit(at, n, None if axis is None else layout.mesh.stride(axis), None) for at, n, axis in held)
+
+
+class SumStart(NamedTuple):
+    """Digits, and what holds each of them once others are sliced and a sum is scattered."""
+
+    digits: tuple[RefinedDigit, ...]
+    held: State
+
+    def find_cut(self, reduced: Sequence[Factor]) -> State:
+        """What holds each digit before sums over these factors are scattered."""
+        spans = [(factor.stride, factor.stride * factor.size) for factor in reduced]
+        return tuple(None if _lies_inside(stride, spans) else stride for stride in self.held)
+
+    def list_left(self, reduced: Sequence[Factor]) -> list[Factor]:
+        """The factors of sums over these that no digit took."""
+        held = ((d.radix, stride) for d, stride in zip(self.digits, self.held, strict=True) if stride is not None)
+        return _list_left(reduced, {(stride * at, prime) for radix, stride in held for at, prime in places(1, radix)})
+
+
+def _list_left(reduced: Sequence[Factor], held: Collection[tuple[int, int]]) -> list[Factor]:
+    return [Factor(*prime) for factor in reduced for prime in places(*factor) if prime not in held]
+
+
+def list_sum_starts(
+    mesh: Mesh,
+    digits: Sequence[RefinedDigit],
+    reduced: Sequence[Factor],
+    spans: Sequence[tuple[int, int]],
+    padded: bool = False,
+    opaque: Collection[int] = (),
+) -> Iterator[SumStart]:
+    """Ways to scatter sums over these factors along local digits, whose target is held along `spans` of the positions;
+    if some dims are `padded`, also without slices before. Digits of `opaque` dims stay whole."""
+    # Which of them to scatter: all, those that the target holds, those along or beside one axis, or none. Scattered
+    # along some axes only, the rest is an all-reduce of little data: best across slow links.
+    choices = [list(reduced), [f for f in reduced if _lies_inside(f.stride, spans)]]
+    for axis in dict.fromkeys(mesh.axis_at(f.stride) for f in reduced):
+        along = [f for f in reduced if mesh.axis_at(f.stride) == axis]
+        choices += [along, [f for f in reduced if f not in along]]
+    # Factors that nothing holds by yet, and that hold a local digit in the target.
+    used = {digit.src for digit in digits}
+    free = [Factor(d.dst, d.radix) for d in digits if d.src is None and d.dst is not None and d.dst not in used]
+    slices = [factor for factor in free if factor not in reduced]
+    seen = set[SumStart]()
+    for scattered in [*(each for at, each in enumerate(choices) if each and each not in choices[:at]), []]:
+        for sliced in (slices, []) if padded else (slices,):
+            cut, held = list(digits), [digit.src for digit in digits]
+            for stride, size in (*sliced, *scattered):
+                # It holds the local digit that it holds in the target, else the first that it divides.
+                local = [(at, d) for at, d in enumerate(cut) if held[at] is None and d.dim not in opaque]
+                wanted = (at for at, digit in local if (digit.dst, digit.radix) == (stride, size))
+                fits = (at for at, d in local if d.dst is None and d.radix and d.radix % size == 0)
+                at = next(wanted, None)
+                at = next(fits, None) if at is None else at
+                if at is not None:
+                    digit, held[at] = cut[at], stride
+                    if digit.radix > size:
+                        cut[at : at + 1] = [digit._replace(radix=size), digit._replace(radix=digit.radix // size)]
+                        held.insert(at + 1, None)
+            start = SumStart(tuple(cut), tuple(held))
+            if start not in seen:
+                seen.add(start)
+                yield start
+
+
+def list_chain_starts(chains: Chains, reduced: Sequence[Factor]) -> Iterator[SumStart]:
     """Scatters that prepare the move after them: to the array without its sum, partial sub-axes are free.
 
     Each goes to the digit that the normal form of that move would slice by it, or to the last place of a dim, so that
     a permute can set it right.
     """
     spans = [(f.stride, f.stride * f.size) for f in reduced]
-    pair = Pair(bare, target)
-    stages: list[tuple[Layout, Layout]] = []  # What is sliced, and what is scattered besides.
-    if pair.refinement is None:
-        cut = permute_first.slice_source(bare, target, spans)
-        stages += [] if cut is None else [cut]
-    else:
-        chains = Chains(pair, pair.refinement, prime=True)
-        full = chains.sliced()
-        # The state after the slices, with partial strides at hand borrowed where other strides would slice.
-        spare = [d for d in chains.digits if d.src is not None and _lies_inside(d.dst, spans) and d.dst not in full]
-        borrowed: list[int | None] = []
-        for digit, stride in zip(chains.digits, full, strict=True):
-            by_slice = digit.src is None and stride is not None and not _lies_inside(stride, spans)
-            lender = next((d for d in spare if by_slice and d.radix == digit.radix), None)
-            if lender is not None:
-                spare.remove(lender)
-            borrowed.append(stride if lender is None else lender.dst)
-        for state in dict.fromkeys((full, chains.sliced(chains.borrowings()), tuple(borrowed))):
-            first = tuple(s if _lies_inside(d, spans) else d for s, d in zip(chains.start, state, strict=True))
-            stages.append((chains.layout(first), chains.layout(state)))
-    for part, whole in stages:
-        # slice to `part` ; reduce_scatter to `whole` ; all_reduce over what no digit took
-        used = {p for axis in whole.held for p in prime_places(source.mesh, axis)}
-        left = [p for f in reduced for p in places(f.stride, f.size) if p not in used]
-        partial = tuple(s for stride, size in left for s in source.mesh.sub_axes(stride, size))
-        cut = _make_partial(part, source, source.partial)
-        yield _finish_reduction(source, bare, cut, _make_partial(whole, source, (*bare.partial, *partial)))
+    full = chains.sliced()
+    # The state after the slices, with partial strides at hand borrowed where other strides would slice.
+    spare = [d for d in chains.digits if d.src is not None and _lies_inside(d.dst, spans) and d.dst not in full]
+    borrowed: list[int | None] = []
+    for digit, stride in zip(chains.digits, full, strict=True):
+        by_slice = digit.src is None and stride is not None and not _lies_inside(stride, spans)
+        lender = next((d for d in spare if by_slice and d.radix == digit.radix), None)
+        if lender is not None:
+            spare.remove(lender)
+        borrowed.append(stride if lender is None else lender.dst)
+    for state in dict.fromkeys((full, chains.sliced(chains.borrowings()), tuple(borrowed))):
+        yield SumStart(chains.digits, state)
 
 
-def _finish_reduction(source: Layout, bare: Layout, cut: Layout, scattered: Layout) -> Start:
-    """slice to `cut` ; reduce_scatter to `scattered` ; all_reduce of the rest, without those that change nothing."""
-    path = [source, cut, scattered, _make_partial(scattered, bare, bare.partial)]
+def _finish_reduction(source: Layout, bare: Layout, part: Layout, whole: Layout, left: Sequence[Factor]) -> Start:
+    """slice to `part` ; reduce_scatter to `whole` ; all_reduce of what is left; without those that change nothing."""
+    partial = tuple(axis for factor in left for axis in source.mesh.sub_axes(*factor))
+    scattered = _make_partial(whole, source, (*bare.partial, *partial))
+    path = [source, _make_partial(part, source, source.partial), scattered, _make_partial(whole, bare, bare.partial)]
     kinds = ("slice", "reduce_scatter", "all_reduce")
     changes = zip(kinds, pairwise(path), strict=True)
     return tuple(StepSpec(kind, after) for kind, (before, after) in changes if before != after), path[-1]
@@ -278,41 +296,50 @@ def _list_betweens(pair: Pair, change: PartialChange) -> Iterator[Layout]:
     mesh = pair.target.mesh
     kept = tuple(axis for factor in change.kept for axis in mesh.sub_axes(*factor))
     left = replace(pair.target, partial=kept)
-    started = [Factor(*place) for factor in change.started for place in places(*factor)]
-    strides = {factor.stride for factor in started}
     if pair.refinement is not None:
-        digits = list(prime_digits(pair.refinement))
+        digits = prime_digits(pair.refinement)
     else:  # The target's digits: none of them is known to be held before.
-        digits = list[RefinedDigit]()
-        for at, dim in enumerate(left.dims):
-            for radix, axis in dim.digits:
-                held = () if axis is None else prime_places(mesh, axis)
-                digits += [RefinedDigit(at, size, stride, stride) for stride, size in held]
-                digits += [RefinedDigit(at, radix, None, None)] if axis is None else []
-    stay = [digit.src if digit.src in strides else digit.dst for digit in digits]
-    leave = [digit.src if digit.src in strides and digit.dst is None else digit.dst for digit in digits]
+        every = (
+            (dim, stride, part)
+            for dim, radix, stride, _ in _list_digits(left)
+            for part in (places(1, radix) if stride else [(1, radix)])
+        )
+        digits = tuple(
+            RefinedDigit(dim, n, stride and stride * at, stride and stride * at) for dim, stride, (at, n) in every
+        )
+    opaque = {at for at, dim in enumerate(left.dims) if dim.pieces is not None}
     # A layout falls away where sub-axes of the two layouts cannot coexist; the last one never does.
-    for holders in (stay, leave):
-        slots = [(d.dim, d.radix, holder, d.src is not None) for d, holder in zip(digits, holders, strict=True)]
-        whole = {at for at, dim in enumerate(left.dims) if dim.pieces is not None}
+    for cut in list_split_sums(digits, change.started, opaque):
         with contextlib.suppress(LayoutError):
-            for factor in started:
-                if factor.stride not in holders:
-                    _take_factor(slots, factor, whole)
-            yield hold_digits(left, ((dim, radix, holder) for dim, radix, holder, _ in slots))
+            yield hold_digits(left, normal.list_holders(*cut))
     yield left
 
 
-def _take_factor(slots: list[tuple[int, int, int | None, bool]], factor: Factor, opaque: set[int]) -> None:
-    """Lets a factor hold part of a local digit: one that it divides, or the first of a dim, whose rest is padded; of
-    these one that does not move, if there is one. Slots are (dim, radix, holder, whether it is held in the source)."""
-    slots_of = [(at, *slot) for at, slot in enumerate(slots) if slot[0] not in opaque]
-    local = [(moves, at) for at, _, radix, holder, moves in slots_of if holder is None and radix]
-    whole = [(moves, at) for moves, at in local if slots[at][1] % factor.size == 0]
-    firsts = [(moves, at) for moves, at in local if at == 0 or slots[at - 1][0] != slots[at][0]]
-    padded = [(moves, at) for moves, at in firsts if slots[at][1] > factor.size]
-    if whole or padded:
-        _, at = min(whole or padded)
-        dim, radix, _, moves = slots[at]
-        rest = (dim, -(-radix // factor.size), None, moves)
-        slots[at : at + 1] = [(dim, factor.size, factor.stride, moves), rest]
+def list_split_sums(
+    digits: Sequence[RefinedDigit], started: Sequence[Factor], opaque: Collection[int] = ()
+) -> Iterator[SumStart]:
+    """Who holds the target's digits before sums over these factors are split: those that hold none of them before take
+    part of a local one, one that does not move if there is one, or one that does."""
+    factors = [Factor(*place) for factor in started for place in places(*factor)]
+    strides = {factor.stride for factor in factors}
+    stay = [digit.src if digit.src in strides else digit.dst for digit in digits]
+    leave = [digit.src if digit.src in strides and digit.dst is None else digit.dst for digit in digits]
+    starts: dict[SumStart, None] = {}
+    for moving, holders in product((False, True), (stay, leave)):
+        cut, held = list(digits), list(holders)
+        for stride, size in factors:
+            if stride in holders:
+                continue
+            slots = [(at, d) for at, d in enumerate(cut) if d.dim not in opaque and held[at] is None and d.radix]
+            # One that it divides, or the first of a dim, whose rest is padded.
+            whole = [at for at, digit in slots if digit.radix % size == 0]
+            firsts = [at for at, d in slots if d.radix > size and (at == 0 or cut[at - 1].dim != d.dim)]
+            if whole or firsts:
+                at = min(whole or firsts, key=lambda at: ((cut[at].src is not None) != moving, at))
+                digit, held[at] = cut[at], stride
+                if digit.radix > size:
+                    rest = digit._replace(radix=-(-digit.radix // size))
+                    cut[at : at + 1] = [digit._replace(radix=size), rest]
+                    held.insert(at + 1, None)
+        starts[SumStart(tuple(cut), tuple(held))] = None
+    yield from starts

@@ -285,6 +285,26 @@ BY_HAND: tuple[tuple[str, str, Mesh, str, str], ...] = (
         "f16[{y}4, {dcn}128, 8, 64] -> f16[16, 256, {y}2, {dcn}32]",
         "slice f16[{y}4, {dcn}128, {x}2, 64] ; exchange f16[{x}4, 256, {y}2, {dcn}32] ; all_gather",
     ),
+    (
+        "a swap borrows from the faster of two slices", "h100", TWO_SPEEDS,
+        "f32[16, {x}, 256, 64] -> f32[{y}4, 4, 256, {x}{dcn}8]",
+        "slice f32[16, {x}, 256, {y}{dcn}8] ; permute f32[16, {y}, 256, {x}{dcn}8] ; all_to_all",
+    ),
+    (
+        "a swap borrows what a longer chain starts with", "h100", TWO_SPEEDS,
+        "bf16[{y}{dcn}2, 4, 256, 64] -> bf16[{x}4, 4, {dcn}{y}32, 64]",
+        "slice bf16[{y}{dcn}2, 4, {x}64, 64] ; permute bf16[{x}{y:(2)2}2, 4, {dcn}{y:(1)2}64, 64] ; all_to_all",
+    ),
+    (
+        "what will be a sum holds a digit that moves anyway", "h100", TWO_SPEEDS,
+        "f32[36, {dcn}{x}9] -> f32[{x}9, {y}18] + sum{dcn}",
+        "slice f32[{y:(2)2}{y:(1)2}9, {dcn}{x}9] ; permute f32[{x}9, {y}{dcn}9] ; split_sum",
+    ),
+    (
+        "a sum is started from what one permute leaves", "h100", CUBE,
+        "f32[{z}72, {y}72, 3] -> f32[144, {z}72, 3] + sum{x}",
+        "permute f32[{x}72, {z}72, 3] ; split_sum",
+    ),
 )  # fmt: skip
 
 
