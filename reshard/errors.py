@@ -312,6 +312,6 @@ def quoted(value: object) -> str:
         return f"a {start.__class__.__name__}"
 
 
-def quote_first(values: Sequence[object], most: int = 8) -> str:
+def quote_first(values: Sequence[object]) -> str:
     """The first of many values as messages quote them, and how many more there are."""
-    return join_first([*map(quoted, values)], most)
+    return join_first([*map(quoted, values)])

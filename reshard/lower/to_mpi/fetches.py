@@ -100,14 +100,11 @@ def _list_by_rank(
     return listing(source, target, seat, near).rename_peers(ranks)
 
 
-def list_fetches(
-    source: Layout, target: Layout, rank: int, nodes: Nodes | None = None, number: int | None = None
-) -> Fetches:
+def list_fetches(source: Layout, target: Layout, rank: int, nodes: Nodes | None = None) -> Fetches:
     """What a rank copies from the ranks' source tiles to fill its target tile, its own source tile first.
 
-    The rank fills tile `number` of the target's mesh, by default its own number. The meshes may differ in size, as
-    when an array is loaded by more or fewer ranks than saved it. Nothing is summed: both layouts are partial along
-    the same axes, or neither is partial. Without `nodes`, each rank is on one of its own.
+    Nothing is summed: both layouts are partial along the same axes, or neither is partial. Without `nodes`, each rank
+    is on one of its own.
 
     >>> from reshard.types.mesh import Mesh
     >>> mesh = Mesh(x=2)
@@ -115,7 +112,7 @@ def list_fetches(
     >>> [(rank, blocks[0].extents) for rank, blocks in list_fetches(rows, columns, 1).items()]
     [(1, (2, 2)), (0, (2, 2))]
     """
-    wanted = home_tile(target, target.mesh.position(devices_by_id(target.mesh)[rank if number is None else number]))
+    wanted = home_tile(target, target.mesh.position(devices_by_id(target.mesh)[rank]))
     mesh = source.mesh
     summand = mesh.coordinates(mesh.position(devices_by_id(mesh)[rank]), source.partial) if source.partial else ()
     shared = share_tiles(source, target, wanted, given=False)
