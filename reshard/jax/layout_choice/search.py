@@ -111,7 +111,7 @@ class LayoutSearch:
     def compile_chosen(self) -> TriedLayouts:
         """What the model chooses, if it fits the budget as compiled: nothing is faster. Else what it chooses within the
         budget, corrected by what the last program was found to hold; where that leads to nothing that fits, the choices
-        that hold least by the model, up to `_COMPILES` programs in all. Of those that do not fit, the smallest."""
+        that are expected to hold least, up to `_COMPILES` programs in all. Of those that do not fit, the smallest."""
         # Accounts of memory, the nearest to what was compiled first, with what the compiler needs beyond each.
         accounts, tries = [(self.graph, self.splits, 0)], list[tuple[int, TriedLayouts]]()
         for _ in range(_CORRECTIONS + 1):
