@@ -196,7 +196,7 @@ class Enumeration:
                 seconds += price.seconds * write.times
                 begin = min(first for first, _ in spans)
                 if tile_bytes(there) < tile_bytes(home) and not stays:
-                    begin = about.born
+                    begin = about.born + 1
                 lives.append((begin, max(last for _, last in spans), held_bytes(about, there)))
                 runs.append((begin, price.peak_bytes - tile_bytes(home) - tile_bytes(there)))
                 until, received = max(until, begin), received + price.received_bytes

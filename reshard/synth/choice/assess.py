@@ -10,8 +10,8 @@ Where a tensor is read in another layout than it is written in, it is moved. Rea
 
 What a device holds at a position is every tile that lives there, and whatever else a move that begins there needs. A
 tensor lives until it is read or moved for the last time, and longer only where the program itself keeps it: until
-`Tensor.dies`. A copy that is smaller than the tensor, as of a sum that is finished, is made at once; a larger one, as
-of a parameter that is gathered, right before it is first read. A tensor that dies before it is born takes no memory,
+`Tensor.dies`. A copy that is smaller than the tensor, as of a sum that is finished, is made right after it; a larger
+one, as of a parameter that is gathered, right before it is first read. A tensor that dies before it is born takes no memory,
 unless it is fused into its readers and moved.
 """
 
@@ -88,7 +88,7 @@ def list_uses(problem: Problem) -> list[TensorUse | None]:
 
 
 def is_made_early(use: TensorUse, source: Layout, target: Layout) -> bool:
-    """Whether a kept copy is made as soon as its tensor is: where it is smaller, and the tensor can go."""
+    """Whether a kept copy is made right after its tensor is: where it is smaller, and the tensor can go."""
     return target.tile_bytes < source.tile_bytes and not use.kept_by_program
 
 
@@ -120,7 +120,7 @@ def list_placed_moves(
         for target, reads in shared.items():
             # For example, a gradient that is a sum of all devices would otherwise stay whole until its update.
             early = is_made_early(use, source, target)
-            at = problem.tensors[number].born if early else min(access.first for *_, access in reads)
+            at = problem.tensors[number].born + 1 if early else min(access.first for *_, access in reads)
             until = max(access.last for *_, access in reads)
             who = tuple((node, index) for node, index, _ in reads)
             moves.append(PlacedMove(number, source, target, who, write.times, at, until, joined=joined))
@@ -132,7 +132,7 @@ def measure_memory(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that a device holds at each position, and beside them what each move needs while it runs."""
     # Changes at the positions where something begins to live, or has ceased to, sum to what lives.
-    length = 2 + max((max(tensor.born, tensor.dies) for tensor in problem.tensors), default=0)
+    length = 3 + max((max(tensor.born, tensor.dies) for tensor in problem.tensors), default=0)
     length = max([length, *(2 + access.last for node in problem.nodes for access in node.reads)])
     change = np.zeros(length, np.int64)
 

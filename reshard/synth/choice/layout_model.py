@@ -66,10 +66,11 @@ class _Reads:
 
 
 class _Place(NamedTuple):
-    """Where a position is in the life of a tensor: whether it lives there whoever reads it, or for its reads alone, and
-    that only if it is moved; and of each read whether its own copy is there, it is over, needs a kept copy there or
-    later, and later."""
+    """Where a position is in the life of a tensor: how many positions after its birth, up to 2; whether it lives there
+    whoever reads it, or for its reads alone, and that only if it is moved; and of each read whether its own copy is
+    there, it is over, needs a kept copy there or later, and later."""
 
+    age: int
     whole: bool
     fades: bool
     if_moved: bool
@@ -258,7 +259,7 @@ class LayoutModel:
                     kept[column] += weight
                 self.program.add_row(remains, 0.0, np.inf)
                 cost = self._cost(pair, flow.times * many)
-                # A copy that shrinks is made at birth whoever reads it, so that its start is no question.
+                # A copy that shrinks is made right after birth whoever reads it, so that its start is no question.
                 if tile_bytes[pair[1]] < tile_bytes[pair[0]] and not flow.kept_by_program:
                     if pair not in reads.early:
                         reads.early[pair] = [self.program.add_column(cost)]
@@ -332,7 +333,7 @@ class LayoutModel:
         reads = tuple(
             (a.at - 1 <= position <= a.at, a.last < position, a.first >= position, a.first > position) for a in accesses
         )
-        return _Place(whole, fades, about.fused, reads)
+        return _Place(min(2, position - about.born), whole, fades, about.fused, reads)
 
     def _weigh_place(self, of: int, place: _Place) -> Weights:
         """The bytes of a tensor of a flow, and of its copies, in a place of its life."""
@@ -364,11 +365,13 @@ class LayoutModel:
                     _add_weights(needs[source], columns, 1.0)
                     continue
                 anew, late = reads.anew[number].get(pair, ()), reads.late[number].get(pair, ())
+                early = tile_bytes[target] < tile_bytes[source] and not flow.kept_by_program
+                if early and place.age == 0:
+                    continue
                 _add_weights(keeps[target], columns, 1.0)
                 _add_weights(keeps[target], anew, -1.0)
-                early = tile_bytes[target] < tile_bytes[source] and not flow.kept_by_program
-                if ahead and not early and pair not in made:
-                    # Nobody has made a copy yet, whether this reader makes its own or not.
+                if place.age == 1 if early else ahead and pair not in made:
+                    # Nobody has made a copy before, whether this reader makes its own or not.
                     _add_weights(needs[source], columns, 1.0)
                 else:
                     _add_weights(needs[source], anew, 1.0)
