@@ -623,7 +623,9 @@ class _GraphBuilder:
                 start, until = self.order.starts[inside], max(until, self.order.ends[inside])
                 inside = self.flow.ops[inside].inside
             first, last = min(first, start), max(last, until)
-        return first, last
+        # What a loop hands on as it is may be read before it.
+        first = max(first, 1 + self.born.get(value, -1))
+        return first, max(first, last)
 
     def _name(self, at: int) -> str:
         """An operation in words: its kind, and the innermost line of the user's that wrote it."""

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from reshard.jax.layout_choice.step_flow import RETURN, FlowOp, StepFlow, name_operations
+from reshard.jax.layout_choice.trace_step import PRODUCTS
 
 FUSED = name_operations(
     "abs add and atan2 bitcast_convert broadcast_in_dim cbrt ceil clamp compare complex convert cosine divide "
@@ -48,7 +49,65 @@ _JOINED = 8  # operands up to which arrays are joined in a loop
 _LONG_ROWS = 2048  # bytes from which on what is joined along rows is copied
 _VIEWS = name_operations("broadcast_in_dim constant iota reshape reverse slice transpose")
 _HOISTED = _LOOPS | name_operations("constant reverse") | {*PRODUCTS}
+_VIEWS = name_operations("broadcast_in_dim constant iota reshape reverse slice transpose")
+_HOISTED = _LOOPS | _VIEWS | {*PRODUCTS}
 _APART = 4  # numbers from one operation of a step with its copies to the next: each may have two before it
+
+
+def hoist_invariants(flow: StepFlow) -> StepFlow:
+    """A step whose loops do not make in each trip what is the same in all of them, but before:
+
+        while i < n:                     negative = index < 0        one more array that lives until the loop is over
+            x = f(x, index < 0)          while i < n:
+                                             x = f(x, negative)
+
+    So is what is made of outer values, or of those that a loop hands on as they are. Views, broadcasts and constants
+    cost nothing: they are made outside if what is made of them is.
+    """
+    values, ops = flow.values, flow.ops
+    handed = {
+        argument: start
+        for loop in flow.loops
+        for start, argument, returned in zip(loop.op.operands, loop.arguments, loop.returned, strict=True)
+        if argument == returned
+    }
+    loops = {loop.op.number: loop.arguments for loop in flow.loops}
+    # In which loop or branch each operation could be, of what it would be made there, and in which each value would be:
+    # outer ones have smaller numbers.
+    moved: dict[int, tuple[int, tuple[int, ...]]] = {}
+    inside = [value.inside for value in values]
+    readers: list[set[int]] = [set() for _ in values]
+    known = set[int]()
+    for at, op in sorted(ops.items()):
+        moved[at] = op.inside, op.operands
+        known.update(op.results if op.name in _HOISTED and known.issuperset(op.operands) else ())
+        known.update(argument for argument in loops.get(at, ()) if handed.get(argument) in known)
+        while op.name in _HOISTED and (loop := moved[at][0]) in loops:
+            outer = tuple(handed.get(each, each) if values[each].inside == loop else each for each in moved[at][1])
+            if any(inside[each] >= loop for each in outer):
+                break
+            moved[at] = ops[loop].inside, outer
+        for each in op.results:
+            inside[each] = moved[at][0]
+        for each in (*op.operands, *moved[at][1]):
+            readers[each].add(at)
+    for at, op in sorted(ops.items(), reverse=True):
+        place, operands = moved[at]
+        if (op.name in _VIEWS or not known.isdisjoint(op.results)) and place != op.inside:
+            place = max(place, min((moved[each][0] for value in op.results for each in readers[value]), default=-1))
+            moved[at] = place, op.operands if place == op.inside else operands
+        for each in op.results:
+            inside[each] = place
+    found: list[list[tuple[int, int]]] = [[] for _ in values]
+    for at in sorted(ops):
+        for place, operand in enumerate(moved[at][1]):
+            found[operand].append((at, place))
+    return replace(
+        flow,
+        values=tuple(replace(value, inside=at) for value, at in zip(values, inside, strict=True)),
+        ops={at: replace(op, inside=moved[at][0], operands=moved[at][1]) for at, op in ops.items()},
+        readers=tuple(map(tuple, found)),
+    )
 
 
 def spell_copies(flow: StepFlow, devices: int) -> StepFlow:
@@ -302,7 +361,8 @@ def sort_breadth_first(flow: StepFlow, stored: frozenset[int], again: Mapping[in
         # What is inside needs what is made outside.
         outer = op.inside
         while outer >= 0:
-            needed[outer] |= {each for each in needed[at] if each < outer}
+            place = flow.ops[outer].inside
+            needed[outer] |= {each for each in needed[at] if each < 0 or flow.ops[each].inside <= place} - {outer}
             outer = flow.ops[outer].inside
     order: dict[int, None] = {}
 
