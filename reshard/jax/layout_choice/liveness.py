@@ -22,14 +22,7 @@ from dataclasses import dataclass, field
 from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
 from reshard.doctor.live_bytes import LiveRanges
 from reshard.hlo import Array, Computation, Instruction, Module
-from reshard.jax.layout_choice.loop_fusion import (
-    FUSED,
-    fuse_loops,
-    hoist_invariants,
-    sort_breadth_first,
-    space_number,
-    spell_copies,
-)
+from reshard.jax.layout_choice.loop_fusion import FUSED, fuse_loops, sort_breadth_first, space_number, spell_copies
 from reshard.jax.layout_choice.step_flow import BRANCHES, RETURN, WHILE, StepFlow, StepLayouts, name_operations
 from reshard.jax.layout_choice.trace_step import PRODUCTS
 
@@ -70,7 +63,7 @@ def order_as_written(flow: StepFlow, devices: int = 1) -> RunOrder:
     if flow.platform == "tpu":
         stored = _find_stored_on_tpu(flow)
         return _place_operations(flow, stored, {}, _sort_operations(flow, stored))
-    copying = spell_copies(hoist_invariants(flow), devices)
+    copying = spell_copies(flow, devices)
     stored, again = fuse_loops(copying, devices)
     order = _place_operations(copying, stored, again, sort_breadth_first(copying, stored, again))
     starts: dict[int, int] = {}

@@ -54,62 +54,6 @@ _HOISTED = _LOOPS | _VIEWS | {*PRODUCTS}
 _APART = 4  # numbers from one operation of a step with its copies to the next: each may have two before it
 
 
-def hoist_invariants(flow: StepFlow) -> StepFlow:
-    """A step whose loops do not make in each trip what is the same in all of them, but before:
-
-        while i < n:                     negative = index < 0        one more array that lives until the loop is over
-            x = f(x, index < 0)          while i < n:
-                                             x = f(x, negative)
-
-    So is what is made of outer values, or of those that a loop hands on as they are. Views, broadcasts and constants
-    cost nothing: they are made outside if what is made of them is.
-    """
-    values, ops = flow.values, flow.ops
-    handed = {
-        argument: start
-        for loop in flow.loops
-        for start, argument, returned in zip(loop.op.operands, loop.arguments, loop.returned, strict=True)
-        if argument == returned
-    }
-    loops = {loop.op.number: loop.arguments for loop in flow.loops}
-    # In which loop or branch each operation could be, of what it would be made there, and in which each value would be:
-    # outer ones have smaller numbers.
-    moved: dict[int, tuple[int, tuple[int, ...]]] = {}
-    inside = [value.inside for value in values]
-    readers: list[set[int]] = [set() for _ in values]
-    known = set[int]()
-    for at, op in sorted(ops.items()):
-        moved[at] = op.inside, op.operands
-        known.update(op.results if op.name in _HOISTED and known.issuperset(op.operands) else ())
-        known.update(argument for argument in loops.get(at, ()) if handed.get(argument) in known)
-        while op.name in _HOISTED and (loop := moved[at][0]) in loops:
-            outer = tuple(handed.get(each, each) if values[each].inside == loop else each for each in moved[at][1])
-            if any(inside[each] >= loop for each in outer):
-                break
-            moved[at] = ops[loop].inside, outer
-        for each in op.results:
-            inside[each] = moved[at][0]
-        for each in (*op.operands, *moved[at][1]):
-            readers[each].add(at)
-    for at, op in sorted(ops.items(), reverse=True):
-        place, operands = moved[at]
-        if (op.name in _VIEWS or not known.isdisjoint(op.results)) and place != op.inside:
-            place = max(place, min((moved[each][0] for value in op.results for each in readers[value]), default=-1))
-            moved[at] = place, op.operands if place == op.inside else operands
-        for each in op.results:
-            inside[each] = place
-    found: list[list[tuple[int, int]]] = [[] for _ in values]
-    for at in sorted(ops):
-        for place, operand in enumerate(moved[at][1]):
-            found[operand].append((at, place))
-    return replace(
-        flow,
-        values=tuple(replace(value, inside=at) for value, at in zip(values, inside, strict=True)),
-        ops={at: replace(op, inside=moved[at][0], operands=moved[at][1]) for at, op in ops.items()},
-        readers=tuple(map(tuple, found)),
-    )
-
-
 def spell_copies(flow: StepFlow, devices: int) -> StepFlow:
     """A step with what XLA for CPUs makes of operands for products, as transposes and reshapes before them, and without
     the transposes that products take in.
@@ -119,8 +63,10 @@ def spell_copies(flow: StepFlow, devices: int) -> StepFlow:
         x.T @ g, 3-d          a copy of x.T: what is summed over two dims is one dim in the middle
         x @ w, 3-d            x reshaped, which takes no memory, but is made by a loop if x is
 
-    An operation `at` is numbered `space_number(at)`, and values as they were.
+    An operation `at` is numbered `space_number(at)`, and values as they were. What is the same in all trips of a loop
+    is made before it.
     """
+    flow = _hoist_invariants(flow)
     values = [replace(v, maker=space_number(v.maker), inside=space_number(v.inside)) for v in flow.values]
     ops: dict[int, FlowOp] = {}
     made: dict[tuple[str, int, tuple[int, ...], int], int] = {}
@@ -148,6 +94,54 @@ def spell_copies(flow: StepFlow, devices: int) -> StepFlow:
         for place, operand in enumerate(op.operands):
             readers[operand].append((at, place))
     return replace(flow, values=tuple(values), ops=ops, readers=tuple(tuple(sorted(each)) for each in readers))
+
+
+def _hoist_invariants(flow: StepFlow) -> StepFlow:
+    """A step that makes before its loops what is the same in all of their trips; readers are as they were.
+
+        while i < n:                     negative = index < 0        one more array that lives until the loop is over
+            x = f(x, index < 0)          while i < n:
+                                             x = f(x, negative)
+
+    So is what is made of outer values, or of those that a loop hands on as they are. Constants, and views of anything,
+    cost nothing: they are made outside if what is made of them is.
+    """
+    carried = {loop.op.number: loop.arguments for loop in flow.loops}
+    handed = {
+        argument: start
+        for loop in flow.loops
+        for start, argument, returned in zip(loop.op.operands, loop.arguments, loop.returned, strict=True)
+        if argument == returned
+    }
+    # In which loop or branch each could be made, and of what: outer ones have smaller numbers.
+    moved: dict[int, tuple[int, tuple[int, ...]]] = {}
+    inside, constant = [value.inside for value in flow.values], set[int]()
+    readers: list[set[int]] = [set() for _ in flow.values]
+    for at, op in sorted(flow.ops.items()):
+        moved[at] = op.inside, op.operands
+        constant.update(each for each in carried.get(at, ()) if handed.get(each) in constant)
+        constant.update(op.results if op.name in _HOISTED and constant.issuperset(op.operands) else ())
+        while op.name in _HOISTED and (loop := moved[at][0]) in carried:
+            outer = tuple(handed.get(each, each) if inside[each] == loop else each for each in moved[at][1])
+            if any(inside[each] >= loop for each in outer):
+                break
+            moved[at] = flow.ops[loop].inside, outer
+        for each in op.results:
+            inside[each] = moved[at][0]
+        for each in (*op.operands, *moved[at][1]):
+            readers[each].add(at)
+    for at, op in sorted(flow.ops.items(), reverse=True):
+        place, operands = moved[at]
+        if place != op.inside and (op.name in _VIEWS or not constant.isdisjoint(op.results)):
+            place = max(place, min((moved[each][0] for value in op.results for each in readers[value]), default=-1))
+            moved[at] = place, op.operands if place == op.inside else operands
+        for each in op.results:
+            inside[each] = place
+    return replace(
+        flow,
+        values=tuple(replace(value, inside=place) for value, place in zip(flow.values, inside, strict=True)),
+        ops={at: replace(op, inside=moved[at][0], operands=moved[at][1]) for at, op in flow.ops.items()},
+    )
 
 
 def space_number(at: int) -> int:

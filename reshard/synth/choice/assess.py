@@ -10,9 +10,9 @@ Where a tensor is read in another layout than it is written in, it is moved. Rea
 
 What a device holds at a position is every tile that lives there, and whatever else a move that begins there needs. A
 tensor lives until it is read or moved for the last time, and longer only where the program itself keeps it: until
-`Tensor.dies`. A copy that is smaller than the tensor, as of a sum that is finished, is made right after it; a larger
-one, as of a parameter that is gathered, right before it is first read. A tensor that dies before it is born takes no memory,
-unless it is fused into its readers and moved.
+`Tensor.dies`. A copy that is smaller than the tensor, as of a sum that is finished, is made right after it, when what
+the tensor was made of may be gone; a larger one, as of a parameter that is gathered, right before it is first read. A
+tensor that dies before it is born takes no memory, unless it is fused into its readers and moved.
 """
 
 from __future__ import annotations

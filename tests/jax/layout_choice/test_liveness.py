@@ -319,6 +319,17 @@ def square_one(x: Any) -> Any:
     return jax.lax.dot_general(y, jnp.swapaxes(y, 1, 2), (((2,), (1,)), ((0,), (0,))))
 
 
+def mask_alike(x: Any, y: Any) -> Any:
+    """A loop whose trips make the same mask, and read it before most else."""
+
+    def mask(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        x, y = state
+        masked = jnp.where(y @ y > 0, x, 1)
+        return jnp.sin(masked @ masked) @ masked, y
+
+    return jax.lax.fori_loop(0, 9, mask, (x, y))[0]
+
+
 def iterate_on_one(x: Any, w: Any) -> Any:
     for _ in range(4):
         x = 2 * x + (x @ jnp.swapaxes(x, 1, 2)) @ x
@@ -343,6 +354,7 @@ def iterate_on_one(x: Any, w: Any) -> Any:
         # A loop writes over what it reads, and makes constants again.
         (lambda x, w: ((e := jnp.exp(x)) / e.sum(1, keepdims=True)) @ w, [(512, 512), (512, 8)], "float32"),
         (lambda x: jax.lax.fori_loop(0, 9, lambda _, y: jnp.sin(y @ (y * TABLE)), x), [(128, 128)], "float32"),
+        (mask_alike, [(128, 128)] * 2, "float32"),
     ],
 )
 def test_what_cpus_hold_beside_the_values_of_a_step_is_counted(f: Any, shapes: Any, dtype: str) -> None:
