@@ -49,8 +49,6 @@ _JOINED = 8  # operands up to which arrays are joined in a loop
 _LONG_ROWS = 2048  # bytes from which on what is joined along rows is copied
 _VIEWS = name_operations("broadcast_in_dim constant iota reshape reverse slice transpose")
 _HOISTED = _LOOPS | name_operations("constant reverse") | {*PRODUCTS}
-_VIEWS = name_operations("broadcast_in_dim constant iota reshape reverse slice transpose")
-_HOISTED = _LOOPS | _VIEWS | {*PRODUCTS}
 _APART = 4  # numbers from one operation of a step with its copies to the next: each may have two before it
 
 
