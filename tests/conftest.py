@@ -47,7 +47,8 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        gc.set_threshold(50_000, 20, 20)  # Plans are many small objects without cycles: a tenth of the tests' time.
+        # Plans are many small objects without cycles: to look for some took a tenth of the tests' time.
+        gc.set_threshold(200_000, 20, 5)
 
 
 @pytest.hookimpl(wrapper=True)

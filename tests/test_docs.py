@@ -247,7 +247,7 @@ def test_a_wrong_console_block_is_found(block: str, echo: Path):
 
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name not in ("api", "examples"))
 LONG = {
-    "python": ["reference/jax.md", "explanation/xla-pass.md"],
+    "python": ["reference/jax.md", "explanation/xla-pass.md", "how-to/which-shardings.md", "how-to/many-processes.md"],
     "console": [
         "reference/command.md",
         "reference/doctor.md",

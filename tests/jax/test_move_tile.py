@@ -149,6 +149,7 @@ def test_experts_inside_a_program():
     np.testing.assert_array_equal(run(tokens), tokens * np.repeat(np.arange(8), sizes)[:, None])
 
 
+@pytest.mark.slow
 def test_global_arrays_are_their_tiles_side_by_side():
     """Now and under jit, there and back, with their gradient: padding is zeros, and is not read."""
     layout = rs.Layout.parse("f32[{x}(3,5,0,2), 4]", rs.Mesh(x=4))

@@ -208,7 +208,7 @@ def to_others() -> None:
         (mesh_of({"t": 1}, order=[0]), P(), mesh_of({"d": 5}, order=[0, 1, 4, 5, 6]), P()),  # a relay
     ]
     few = jax.process_count() > 2
-    for turn, (one, before, other, after) in enumerate(moves[::4] if few else moves):
+    for turn, (one, before, other, after) in enumerate(moves[:: 4 if few else 2]):
         target, donate = NamedSharding(other, after), turn % 2 == 0
         x = placed(NamedSharding(one, before), values)
         y = redistribute(x, target, donate=donate)

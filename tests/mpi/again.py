@@ -154,7 +154,7 @@ def _switched(switch: str, check: Callable[..., None], *arguments: Any) -> None:
 
 def _moved_by_a_thread(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
     with mock.patch.object(handles, "CORES", comm.size + 1):
-        _moved(comm, source, target, turns=2)
+        _moved(comm, source, target, turns=1)
 
 
 def _joined_by_the_next_call(

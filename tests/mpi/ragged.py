@@ -40,7 +40,7 @@ def arrays(comm: MPI.Intracomm) -> Iterator[Case]:
 
 def arrays_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
     """A sample of these cases, for the fast tier."""
-    yield from islice(arrays(comm), None, None, 7)
+    yield from islice(arrays(comm), None, None, 11)
 
 
 def _whole(owned: Owned) -> np.ndarray:

@@ -177,7 +177,7 @@ def test_every_budget_of_source_and_target_is_met():
 
 
 @pytest.mark.fast(1)
-@pytest.mark.parametrize("count", [80, pytest.param(2000, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.sweep)])
 def test_every_budget_of_source_and_target_is_met_with_a_cast_too(count):
     """Messages are cast as they are packed or unpacked: no tile is there in both dtypes."""
     for seed in range(count):

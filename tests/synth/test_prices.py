@@ -41,7 +41,7 @@ def assert_price_is_of_the_plan(prices: MovePrices, source: rs.Layout, target: r
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_prices_are_those_of_plans(mesh: rs.Mesh, network: str) -> None:
     rng, prices = random.Random(f"{mesh} {network}"), MovePrices(mesh, network)
-    for _ in range(30):
+    for _ in range(20):
         shape, dtype = rng.choice(SHAPES), rng.choice(("f32", "bf16"))
         source = draw_layout(rng, mesh, shape, dtype, True)
         assert_price_is_of_the_plan(prices, source, draw_layout(rng, mesh, shape, dtype, rng.random() < 0.3), network)
@@ -53,7 +53,7 @@ def test_estimates_of_many_moves_are_near_their_prices(mesh: rs.Mesh) -> None:
     rng, prices = random.Random(f"{mesh}"), MovePrices(mesh, "tpu-v5p")
     ratios: list[float] = []
     for shape in SHAPES[:4]:
-        ends = [[draw_layout(rng, mesh, shape, "bf16", sums) for _ in range(8)] for sums in (True, False)]
+        ends = [[draw_layout(rng, mesh, shape, "bf16", sums) for _ in range(5)] for sums in (True, False)]
         estimates = prices.estimate_seconds(ends[0], [*ends[1], ends[0][0]])
         assert estimates[0, -1] == 0
         for source, row in zip(ends[0], estimates.tolist(), strict=True):

@@ -19,7 +19,7 @@ from tests.sampling import few_or_all
 
 MESHES = [{"x": 4}, {"d": 4}, {"x": 2, "y": 2}, {"x": 3, "y": 2}, {"a": 2, "b": 2, "c": 2}, {"x": 6}, {"x": 1, "y": 5}]
 SHAPES = [(1,), (2,), (7,), (24,), (5, 4), (13, 1), (0, 3), (10, 6), (3, 2, 4)]
-BATCH = 100
+BATCH = 60
 
 
 def random_pair(choose: random.Random, across: bool) -> tuple[Owned, Owned]:

@@ -28,7 +28,8 @@ def check_load(plan: LoadPlan, moves, sources, fills, stored) -> None:
             np.testing.assert_array_equal(clip(layout, device, got[name][device]), clip(layout, device, tile))
 
 
-@pytest.mark.parametrize("start", range(0, 150, 30))
+@pytest.mark.fast(2)
+@pytest.mark.parametrize("start", range(0, 120, 30))
 def test_random_loads(start):
     seen = dict.fromkeys(("pack", "slab", "split", "box", "waves"), 0)
     for seed in range(start, start + 30):

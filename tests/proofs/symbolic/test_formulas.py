@@ -25,7 +25,7 @@ from tests.proofs.contracts import contract_of, formula_plans, one_step
 def test_a_formula_says_what_the_lists_say():
     """Its message, rounds and staging are those of the lowered lists."""
     kinds = set()
-    for plan in formula_plans(60):
+    for plan in formula_plans(30):
         for step, listed in zip(plan.steps, lower_plan(plan).instructions, strict=True):
             formula = formula_of_step(step)
             if formula is None:

@@ -77,7 +77,7 @@ def test_routes(source: str, target: str, expected: list[str]):
     assert kinds(planned(source, target)) == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(pairs("float64", partial=True))
 def test_any_reduction(pair: tuple[Layout, Layout]):
     plan = rs.plan(*pair)
