@@ -398,6 +398,15 @@ def test_transforms_over_dims_that_no_one_splits_are_one(mesh):
         np.testing.assert_allclose(choice.jit()(field), np.fft.fftn(field, axes=dims), rtol=1e-4, atol=1e-3)
 
 
+def test_transforms_that_begin_alike(mesh):
+    field = np.random.default_rng(0).standard_normal((8, 16, 16)).astype("complex64")
+    f = lambda field: (jnp.fft.fft(field), jnp.fft.fft2(field), jnp.fft.fftn(field))  # noqa: E731
+    for spec in (P(("x", "y")), P(None, "x", "y")):
+        choice = reshard.jax.autoshard(f, mesh, field, fixed={"field": spec}, compare="none")
+        for got, transform in zip(choice.jit()(field), (np.fft.fft, np.fft.fft2, np.fft.fftn), strict=True):
+            np.testing.assert_allclose(got, transform(field), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize(("combine", "given"), [(jax.lax.max, ()), (jax.lax.add, (np.float32(0.5),))])
 def test_where_a_reduction_starts_counts_on_tiles_of_one_element(mesh, combine, given):
     # XLA:CPU reduces one element to itself, wherever it starts.

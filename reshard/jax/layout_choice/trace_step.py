@@ -448,6 +448,9 @@ def join_transforms(main: Operation) -> None:
             whole = stablehlo.fft(value, kind, lengths)
         last.results[0].replace_all_uses_with(whole)
         for op in joined:
+            # What begins alike may be used by others: to erase it then would end the process.
+            if list(op.results[0].uses):
+                break
             op.erase()
 
 
