@@ -91,11 +91,13 @@ class _FlowCosts:
 class _Life(NamedTuple):
     """Where in the life of a tensor bytes have a price, position after position, and its reads among them.
 
-    `certain` says where it lives whoever reads it, `fades` where only for its reads; of each read, the positions before
-    it and until its end are counted, once for as long as a kept copy is needed and once for a copy of its own.
+    `begins` says where it is born, `certain` where it lives whoever reads it, `fades` where only for its reads; of each
+    read, the positions before it and until its end are counted, once for as long as a kept copy is needed and once for
+    a copy of its own.
     """
 
     prices: tuple[float, ...]
+    begins: tuple[bool, ...]
     certain: tuple[bool, ...]
     fades: tuple[bool, ...]
     spans: tuple[tuple[int, int], ...]
@@ -252,7 +254,7 @@ class LabelBounds:
         use, about = self.tables.uses[tensor], self.problem.tensors[tensor]
         assert use is not None  # it is of a flow
         at = [position for position in sorted(self.byte_prices) if self._lives_at(tensor, position)]
-        lives = about.born <= about.dies
+        lives, begins = about.born <= about.dies, tuple(p == about.born for p in at)
         certain = tuple(lives and (p == about.born or (use.kept_by_program and p <= about.dies)) for p in at)
         fades = tuple(lives and p > about.born and not use.kept_by_program for p in at)
 
@@ -262,7 +264,7 @@ class LabelBounds:
         accesses = [access for *_, access in use.reads]
         spans = tuple(span(access.first, access.last) for access in accesses)
         near = tuple(span(access.at - 1, access.at) for access in accesses)
-        return _Life(tuple(self.byte_prices[p] for p in at), certain, fades, spans, near)
+        return _Life(tuple(self.byte_prices[p] for p in at), begins, certain, fades, spans, near)
 
     def _charge_life(
         self,
@@ -320,13 +322,15 @@ class LabelBounds:
             here = [read for read in reads if life.near[read][0] <= at < life.near[read][1]]
             over = [read for read in spare if spans[read][0] <= at < spans[read][1] and read not in here]
             whole = life.certain[at] or not life.fades[at]
-            copy = np.maximum(price * (after if whole else beyond) - kept[at], 0.0)
+            # A smaller copy is made right after its tensor is.
+            there = np.where(early, 0.0, after) if life.begins[at] else after
+            copy = np.maximum(price * (there if whole else beyond) - kept[at], 0.0)
             shared = np.min([copy, *(spare[read] for read in over)], axis=0) if over else 0.0 * copy
             ask([*here, *over], shared)
             ask(here, copy - shared)
             if whole and len(reads) == 1 and not here and life.spans[0][1] > at and not flow.readers[0].held:
-                # The only copy is made at birth, if it is smaller.
-                ask([0], np.where(early, price * after, 0.0))
+                # The only copy is made before, if it is smaller.
+                ask([0], np.where(early, price * there, 0.0))
             if life.fades[at]:
                 key = frozenset(costs.reader_of[read] for read in reads if life.spans[read][1] > at)
                 needed[key] = needed.get(key, 0.0) + many * price
