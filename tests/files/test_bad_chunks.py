@@ -34,8 +34,8 @@ def test_bad_chunks_are_refused_by_name(tmp_path: Path, name: str):
         load_all(path)
     seconds = time.monotonic() - begun
     _, peak = tracemalloc.get_traced_memory()
-    # Python before 3.13.2 ends the process if another thread allocates while tracing stops (CPython's gh-128679), as one
-    # of tensorstore's that lets go of what it read may: in one of some hundred cases, without this.
+    # Python before 3.13.2 ends the process if another thread allocates while tracing stops (CPython's gh-128679), as
+    # one of tensorstore's that lets go of what it read may: without this, in one of some hundred cases.
     time.sleep(0.02)
     tracemalloc.stop()
     message = str(caught.value)
