@@ -243,7 +243,9 @@ class _StepRoles:
         self.time_first = False
         batches = [self._find_batch(states, answers, dim) for dim in (0, 1)]
         (first, _), (second, kept) = map(self._count_reached, batches)
-        self.time_first = not answers and not kept and second > first
+        # A first dim of one is a single example, with positions behind it.
+        one = any(step.arguments[at].shape[dim] == 1 for at, dim in batches[0].items())
+        self.time_first = not answers and not kept and not one and second > first
         self.batch = batches[self.time_first]
         self.weights = multiplied - set(self.batch)
         # Biases and scales are in no product; unlike what an optimizer keeps, they meet values with examples.

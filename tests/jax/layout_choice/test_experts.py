@@ -117,6 +117,25 @@ def test_a_batch_behind_time_and_beside_a_key():
     assert spec_of(step, experts["data parallel"], "x") == P(("x", "y"), None)
 
 
+def read_tokens(w, tokens):
+    """A step of a language model, of a single example here."""
+
+    def loss(w):
+        x = w["embed"][tokens]
+        x = x + jnp.tanh(x @ w["up"]) @ w["down"]
+        slopes = jax.nn.log_softmax(x[:, :-1] @ w["embed"].T)
+        return -jnp.mean(jnp.take_along_axis(slopes, tokens[:, 1:, None], -1))
+
+    return jax.tree.map(lambda w, g: w - g, w, jax.grad(loss)(w))
+
+
+def test_positions_of_a_single_example_are_no_batch():
+    w = {"embed": shape(4 * LENGTH, WIDTH), "up": shape(WIDTH, HIDDEN), "down": shape(HIDDEN, WIDTH)}
+    step, experts = experts_of(read_tokens, w, shape(1, LENGTH, dtype="int32"))
+    assert spec_of(step, experts["data parallel"], "tokens") == P(None, None)
+    assert "sequence parallel" in experts
+
+
 def test_positions_between_pairs_alone():
     _, experts = experts_of(train, WEIGHTS, WEIGHTS, shape(BATCH, LENGTH, WIDTH))
     found = set(experts["data, sequence and tensor parallel over y"].constraints.values())
