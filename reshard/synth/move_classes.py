@@ -38,9 +38,6 @@ from reshard.types.mesh import Mesh, SubAxis, is_chain, places
 from reshard.types.reductions import all_reduce_elements, identity
 from reshard.types.whole import primes
 
-_MOST_BYTES = 1 << 60
-"""Of an array that has a class: on more, seconds lose their last digits."""
-
 
 def find_fastest(
     pair: Pair, routes: Iterable[Sequence[StepSpec]], links: Links
@@ -125,7 +122,7 @@ class MoveClasses:
         for prime in primes(mesh.size) if len({link.bandwidth for link in links.values()}) > 1 else ():
             cuts |= {cut * prime for cut in cuts}
         least = [worth * cut for cut in sorted(cuts) if len(cuts) > 1 and worth * cut > 1]
-        self._edges = [1.0, *least, float(_MOST_BYTES)]
+        self._edges = [1.0, *least, float(normal.MOST_BYTES)]
         ranges = [*pairwise(self._edges), (self._edges[0], self._edges[-1])]
         self._wires = [links.for_sizes(low * (1 + 1e-9), high) for low, high in ranges]
         self._alike = {name: names for names in links.list_alike(mesh) for name in names}
@@ -141,7 +138,7 @@ class MoveClasses:
         elements, bits = math.prod(source.shape), dtypes.bits(source.dtype)
         nbytes, partial = elements * bits // 8, source.partial or target.partial
         # Sums of elements that devices cannot share evenly are rounded up, and so are elements of less than a byte.
-        if bits % 8 or not 0 < nbytes < _MOST_BYTES or (partial and elements % self._mesh.size):
+        if bits % 8 or not 0 < nbytes < normal.MOST_BYTES or (partial and elements % self._mesh.size):
             return None
         refinement = pair.refinement
         if refinement is None or not refinement.exact:
@@ -235,7 +232,7 @@ class ClassRoutes:
         # More than all cuts of all devices, so that the end of the last part that is cut off is inside the digit.
         room = mesh.size * next(more for more in count(2) if mesh.size % more)
         found = list(_list_class_routes(mesh, kind, wires, room))
-        low, high = wires.sizes or (1.0, float(_MOST_BYTES))
+        low, high = wires.sizes or (1.0, float(normal.MOST_BYTES))
         self._kind, self._devices = kind, mesh.size
         self._found = [found[at] for at in cost.pick_fastest([route.times for route in found], low, high)]
         self._parts: dict[int, list[tuple[int, int]]] = {}

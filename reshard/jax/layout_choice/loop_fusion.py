@@ -101,8 +101,8 @@ def _hoist_invariants(flow: StepFlow) -> StepFlow:
             x = f(x, index < 0)          while i < n:
                                              x = f(x, negative)
 
-    So is what is made of outer values, or of those that a loop hands on as they are. Constants, and views of anything,
-    cost nothing: they are made outside if what is made of them is.
+    The operands are then values from outside of the loop, or those that it hands on unchanged. Constants and views cost
+    nothing, so they leave a loop only with an operation that reads them.
     """
     carried = {loop.op.number: loop.arguments for loop in flow.loops}
     handed = {

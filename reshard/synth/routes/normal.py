@@ -156,7 +156,7 @@ class Chains:
         """The layout in which the digits are held as in this state."""
         if state in self._layouts:
             return self._layouts[state]
-        layout = hold_digits(self.source, list_holders(self.digits, state))
+        layout = hold_digits(self.source, list_held_digits(self.digits, state))
         self._layouts[state] = layout
         return layout
 
@@ -350,8 +350,8 @@ _CALLS = 10
 """Messages over the slowest link in whose time two further collectives are called, at most: 27 us of InfiniBand."""
 
 
-_MOST_BYTES = 1 << 60
-"""Of an array whose ways are timed together with those of others."""
+MOST_BYTES = 1 << 60
+"""Of an array whose ways are timed together with those of others: on more, seconds lose their last digits."""
 
 
 @lru_cache(maxsize=4096)
@@ -399,7 +399,7 @@ def find_ways(digits: tuple[tuple[int, int | None, int | None], ...], bare: Layo
     # In one order, so that few are searched.
     places = sorted(range(len(digits)), key=lambda at: [part or 0 for part in digits[at]])
     ways, lent, share = _time_ways(tuple(digits[at] for at in places), bare, wires.base)
-    low, high = wires.sizes or (1.0, _MOST_BYTES)
+    low, high = wires.sizes or (1.0, MOST_BYTES)
     ways = [*ways, *lent] if low * share >= least_lent(wires) else ways
     found: list[TimedWay] = []
     for way in (ways[at] for at in cost.pick_fastest([way.times for way in ways], low, high)):
@@ -427,11 +427,11 @@ def _time_ways(
     del ways[len(found) :]
     if chains.start != chains.end:
         ways.append(TimedWay(chains.digits, None, _time_states(chains, (), wires, known, "exchange")))
-    fastest = cost.pick_fastest([way.times for way in ways], 1.0, _MOST_BYTES)
+    fastest = cost.pick_fastest([way.times for way in ways], 1.0, MOST_BYTES)
     return [ways[at] for at in fastest], lending, 1 / count_held(chains.digits, chains.sliced())
 
 
-def list_holders(digits: Sequence[RefinedDigit], state: State) -> Iterator[tuple[int, int, int | None]]:
+def list_held_digits(digits: Sequence[RefinedDigit], state: State) -> Iterator[tuple[int, int, int | None]]:
     """The dim, the radix and the holder of each digit in this state."""
     return ((digit.dim, digit.radix, stride) for digit, stride in zip(digits, state, strict=True))
 

@@ -116,7 +116,7 @@ def _list_starts(pair: Pair) -> Iterator[Start]:
         # A choice falls away where sub-axes of the two cannot coexist in one layout; the last one never does.
         with contextlib.suppress(LayoutError):
             states = cut.find_cut(reduced), cut.held
-            part, whole = (hold_digits(bare, normal.list_holders(cut.digits, state)) for state in states)
+            part, whole = (hold_digits(bare, normal.list_held_digits(cut.digits, state)) for state in states)
             yield _finish_reduction(source, bare, part, whole, cut.list_left(reduced))
     along = Pair(bare, target)
     with contextlib.suppress(LayoutError):
@@ -311,7 +311,7 @@ def _list_betweens(pair: Pair, change: PartialChange) -> Iterator[Layout]:
     # A layout falls away where sub-axes of the two layouts cannot coexist; the last one never does.
     for cut in list_split_sums(digits, change.started, opaque):
         with contextlib.suppress(LayoutError):
-            yield hold_digits(left, normal.list_holders(*cut))
+            yield hold_digits(left, normal.list_held_digits(*cut))
     yield left
 
 
